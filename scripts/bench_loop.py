@@ -1,0 +1,153 @@
+"""What the training loop costs: ratio of its step time to a hand-written loop's, in alternation.
+
+    python scripts/bench_loop.py [pairs=60]
+
+Both train the same MLP from equal weights on equal batches with the same fused optimizer, one
+thread. The hand-written loop runs in blocks between blocks of ours, from inside the iterator that
+hands out our batches, so that `Trainer.train` runs whole and a drift of the machine hits both.
+A ratio is exp(median over pairs of log(ours / by hand)); its 95 % interval bootstraps the pairs.
+"""
+
+import math
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from precision_lab.config import compose
+from precision_lab.meter import Meter
+from precision_lab.models import MLP
+from precision_lab.optim import build_optimizer
+from precision_lab.precision import Policy
+from precision_lab.recorder import Recorder
+from precision_lab.task import Classification
+from precision_lab.trainer import Trainer
+
+BATCH, FEATURES, CLASSES = 64, 16, 10
+DEVICE = torch.device("cpu")
+
+
+def build(precision: str, width: int) -> tuple:
+    asked = compose([f"precision={precision}", "scheduler=constant"])
+    torch.manual_seed(0)
+    model = MLP(num_classes=CLASSES, channels=1, image_size=FEATURES, hidden=[width, width])
+    return asked, Policy(asked.precision, DEVICE), model, build_optimizer(asked.optimizer, model)
+
+
+def by_hand(precision: str, width: int, batches: list, clip: bool) -> Callable[[int], None]:
+    """The loop as one would write it down for this one arm."""
+    asked, policy, model, optimizer = build(precision, width)
+    max_norm, dtype = asked.trainer.grad_clip, policy.autocast_dtype
+    model.train()
+
+    def step_fp32(images: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(model(images), labels)
+
+    def step_autocast(images: Tensor, labels: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype=dtype):
+            return F.cross_entropy(model(images), labels)
+
+    loss_of = step_autocast if dtype else step_fp32
+
+    def run(steps: int) -> None:
+        for i in range(steps):
+            optimizer.zero_grad()
+            loss_of(*batches[i % len(batches)]).backward()
+            if clip:
+                torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+            optimizer.step()
+
+    return run
+
+
+def measure(precision: str, width: int, block: int, log_every: int, pairs: int, clip: bool) -> list[tuple]:
+    """(ours, by hand) seconds of `pairs` pairs of blocks of `block` steps, order alternating."""
+    batches = make_batches()
+    hand = by_hand(precision, width, batches, clip)
+    asked, policy, model, optimizer = build(precision, width)
+    total = block * (pairs + 2)
+    plan = replace(asked.trainer, steps=total, batch_size=BATCH, log_every=log_every)
+    trainer = Trainer(plan, policy, Classification(), model, optimizer, lambda step, total: 1.0)
+    times: list[tuple] = []
+
+    def alternating() -> Iterator:
+        for pair in range(pairs + 2):
+            before = timed(hand, block) if pair % 2 else None
+            start = time.perf_counter()
+            yield from (batches[i % len(batches)] for i in range(block))
+            ours = time.perf_counter() - start
+            times.append((ours, before or timed(hand, block)))
+
+    with tempfile.TemporaryDirectory() as folder:
+        recorder = Recorder(Path(folder))
+        trainer.train(
+            alternating(),
+            Meter(DEVICE, 0),
+            total,
+            lambda progress, readings: recorder.log(progress.step, readings),
+        )
+    return times[2:]  # the first pairs allocate, import and warm up
+
+
+def timed(run: Callable[[int], None], steps: int) -> float:
+    start = time.perf_counter()
+    run(steps)
+    return time.perf_counter() - start
+
+
+def make_batches() -> list[tuple[Tensor, Tensor]]:
+    draw = torch.Generator().manual_seed(0)
+    shape = (BATCH, 1, FEATURES, FEATURES)
+    return [(torch.randn(shape, generator=draw), torch.randint(CLASSES, (BATCH,), generator=draw)) for _ in range(8)]
+
+
+def interval(times: list[tuple]) -> tuple[float, float, float]:
+    """Ratio and its 95 % percentile-bootstrap interval over pairs."""
+    logs = [math.log(ours / hand) for ours, hand in times]
+    draw = random.Random(0)
+    medians = sorted(statistics.median(draw.choices(logs, k=len(logs))) for _ in range(2000))
+    return tuple(math.exp(value) for value in (statistics.median(logs), medians[50], medians[1949]))
+
+
+def width_for(milliseconds: float) -> int:
+    """The hidden width at which a float32 step by hand takes about this long here."""
+    for width in range(128, 2048, 32):
+        run = by_hand("fp32", width, make_batches(), clip=True)
+        run(5)
+        if min(timed(run, 5) for _ in range(5)) / 5 * 1e3 >= milliseconds:
+            return width
+    return 2048
+
+
+def main() -> None:
+    pairs = int(dict(word.split("=") for word in sys.argv[1:]).get("pairs", 60))
+    torch.set_num_threads(1)
+    width = width_for(2.0)
+    default = compose([]).trainer.log_every
+    print(f"MLP {FEATURES * FEATURES}-{width}-{width}-{CLASSES}, batch {BATCH}, one thread, {pairs} pairs")
+    cases = [
+        ("by a loop that clips, logging off", 5, 10**9, True),
+        (f"by a loop that clips, logging every {default} steps", default, default, True),
+        ("by a loop without clipping, logging off", 5, 10**9, False),
+    ]
+    for precision in ("fp32", "bf16"):
+        for words, block, log_every, clip in cases:
+            times = measure(precision, width, block, log_every, pairs, clip)
+            ratio, low, high = interval(times)
+            hand_ms = statistics.median(hand for _, hand in times) / block * 1e3
+            print(
+                f"{precision} {words}: ratio {ratio:.3f} [{low:.3f}, {high:.3f}] of {hand_ms:.2f} ms a step",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()

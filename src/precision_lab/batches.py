@@ -1,0 +1,136 @@
+"""Batches: in which order a run sees its samples, and a hash that proves it.
+
+Iterating leaves the global random streams alone, so that no arm's dropout depends on how it
+loads data. Shape legend: B samples of a batch, C channels, H = W = image_size.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from precision_lab.datasets import TensorSamples
+from precision_lab.errors import InputError
+from precision_lab.hashing import update
+from precision_lab.seeds import PrivateRandomness
+
+
+class TrainBatches:
+    """Endless training batches whose order depends on (seed, len(dataset), batch_size) alone.
+
+    An epoch is a fresh permutation without its last incomplete batch. `place` moves a batch to
+    its device when the batch is handed out. Raises InputError if no batch is full.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        batch_size: int,
+        seed: int,
+        place: Callable[[Any], Any],
+        workers: int = 0,
+    ) -> None:
+        if batch_size > len(dataset):
+            raise InputError(
+                f"trainer.batch_size={batch_size} is larger than the training set: choose at most {len(dataset)}."
+            )
+        order = partial(_shuffled, len(dataset), batch_size, seed)
+        self._batches = _load(dataset, order(), seed, workers)
+        self._indices = order()  # a second pass of its own: the loader runs ahead of the training
+        self._place = place
+        self._digest = hashlib.sha256()
+        self._started = False
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        batch = next(self._batches)
+        if not self._started:
+            update(self._digest, batch)
+            self._started = True
+        self._digest.update(next(self._indices).numpy())
+        return self._place(batch)
+
+    def order_hash(self) -> str:
+        """16 hex digits over the first batch's values and the indices of all batches handed out."""
+        return self._digest.hexdigest()[:16]
+
+
+def eval_batches(
+    dataset: Dataset, batch_size: int, place: Callable[[Any], Any], workers: int = 0
+) -> Iterator[tuple[Any, int]]:
+    """(batch, its number of samples): every sample once, in order; the last batch may be short."""
+    order = torch.arange(len(dataset)).split(batch_size)
+    for indices, batch in zip(order, _load(dataset, order, 0, workers), strict=True):
+        yield place(batch), len(indices)
+
+
+def place_on(device: torch.device | str, channels_last: bool) -> Callable[[Any], Any]:
+    """A function that moves every tensor of a nested batch to `device`, asynchronously on CUDA.
+
+    With `channels_last`, 4-D tensors [B, C, H, W] get that memory format.
+    """
+    device = torch.device(device)
+
+    def place(batch: Any) -> Any:
+        if isinstance(batch, Tensor):
+            if device.type == "cuda" and batch.device.type == "cpu":
+                batch = batch.pin_memory()  # from pageable memory a copy waits; no-op if pinned
+            layout = torch.channels_last if channels_last and batch.dim() == 4 else None
+            return batch.to(
+                device,
+                non_blocking=device.type == "cuda",
+                memory_format=layout or torch.preserve_format,
+            )
+        return _map_children(place, batch)
+
+    return place
+
+
+def _map_children(function: Callable[[Any], Any], batch: Any) -> Any:
+    """Apply to the entries of a tuple, namedtuple, list or mapping; anything else is returned."""
+    if isinstance(batch, Mapping):
+        return {key: function(value) for key, value in batch.items()}
+    if hasattr(batch, "_fields"):
+        return type(batch)(*map(function, batch))
+    if isinstance(batch, tuple | list):
+        return type(batch)(map(function, batch))
+    return batch
+
+
+def _shuffled(length: int, batch_size: int, seed: int) -> Iterator[Tensor]:
+    """Index batches [B], endlessly."""
+    generator = torch.Generator().manual_seed(seed)
+    while True:
+        order = torch.randperm(length, generator=generator)
+        yield from order[: length - length % batch_size].split(batch_size)
+
+
+def _load(dataset: Dataset, order: Iterable[Tensor], seed: int, workers: int) -> Iterator[Any]:
+    """The batches that `order` lists, on the CPU."""
+    if isinstance(dataset, TensorSamples) and not workers:
+        yield from (dataset[indices] for indices in order)  # one gather, no collate
+        return
+    loader = DataLoader(
+        dataset,
+        batch_sampler=(indices.tolist() for indices in order),
+        num_workers=workers,
+        generator=torch.Generator().manual_seed(seed),  # the workers' seeds come from it
+        pin_memory=torch.cuda.is_available(),
+    )
+    private = nullcontext() if workers else PrivateRandomness(seed)
+    with private:
+        batches = iter(loader)
+    while True:
+        try:
+            with private:
+                batch = next(batches)
+        except StopIteration:
+            return
+        yield batch

@@ -1,0 +1,332 @@
+"""What a run is asked to do: schemas and checks. Knows Hydra, refuses to know torch.
+
+Every default value stands in `conf/`; the dataclasses here hold types and invariants only, so
+that a typo or a wrong type fails at composition and names the key. `model`, `dataset`, `task`,
+`optimizer` and `scheduler` are open sets (a `_target_` and its arguments) and stay plain dicts.
+A field with `metadata=NOT_IDENTITY` does not count for the experiment's identity.
+"""
+
+import math
+import re
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
+from hydra.core.config_store import ConfigStore
+from hydra.errors import HydraException
+from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from precision_lab.errors import InputError
+from precision_lab.wording import word
+
+ROOT = Path(__file__).resolve().parents[2]
+CONF = ROOT / "conf"
+NOT_IDENTITY = {"identity": False}
+OPEN_SETS = ("model", "dataset", "task", "optimizer", "scheduler")
+# What model and dataset can tell each other: a null on one side is filled in from the other.
+SHARED_FACTS = ("num_classes", "channels", "image_size", "vocab_size", "context")
+
+
+class Dtype(Enum):
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+    float16 = "float16"
+
+
+class Float32Mode(Enum):
+    """How float32 matmuls and convolutions multiply: IEEE float32, or inputs rounded to TF32 (10 bits)."""
+
+    ieee = "ieee"
+    tf32 = "tf32"
+
+
+class DeviceType(Enum):
+    auto = "auto"
+    cpu = "cpu"
+    cuda = "cuda"
+    mps = "mps"
+
+
+class WandbMode(Enum):
+    online = "online"
+    offline = "offline"
+    disabled = "disabled"
+
+
+def _require(condition: bool, sentence: str) -> None:
+    if not condition:
+        raise InputError(sentence)
+
+
+def _at_least(key: str, value: float | None, minimum: float) -> None:
+    # `not >=` rather than `<`, so that NaN is refused too
+    if value is not None and not value >= minimum:
+        raise InputError(f"{key}={value} is too small; it must be at least {minimum}.")
+
+
+@dataclass
+class PrecisionConfig:
+    """One arm: everything that may differ between two precisions."""
+
+    name: str = MISSING
+    param_dtype: Dtype = MISSING
+    autocast_dtype: Dtype | None = MISSING
+    grad_scaling: bool = MISSING
+    init_scale: float = MISSING
+    growth_interval: int = MISSING
+    min_scale: float = MISSING
+    max_consecutive_skips: int = MISSING
+    float32_matmul: Float32Mode = MISSING
+    float32_conv: Float32Mode = MISSING
+    fp32_modules: list[str] = MISSING
+
+    def __post_init__(self) -> None:
+        low_params = self.param_dtype is not Dtype.float32
+        _require(
+            self.autocast_dtype is not Dtype.float32,
+            "precision.autocast_dtype=float32 does nothing; use null for no autocast, bfloat16 or float16.",
+        )
+        _require(
+            not self.grad_scaling or self.autocast_dtype is Dtype.float16,
+            "precision.grad_scaling=true needs precision.autocast_dtype=float16: "
+            f"{self.name} does not have float16's narrow range, so there is nothing to scale.",
+        )
+        _require(
+            not (low_params and self.autocast_dtype),
+            f"precision.param_dtype={self.param_dtype.name} and precision.autocast_dtype cannot be combined: "
+            "autocast needs float32 parameters.",
+        )
+        _require(
+            not self.fp32_modules or self.autocast_dtype is not None,
+            "precision.fp32_modules keeps modules out of autocast, and precision.autocast_dtype is null.",
+        )
+        _require(
+            math.isfinite(self.init_scale) and self.init_scale >= self.min_scale > 0,
+            f"precision.init_scale={self.init_scale} and precision.min_scale={self.min_scale} must be finite, "
+            "above 0, and the first not below the second.",
+        )
+        _at_least("precision.growth_interval", self.growth_interval, 1)
+        _at_least("precision.max_consecutive_skips", self.max_consecutive_skips, 1)
+
+
+@dataclass
+class DeviceConfig:
+    type: DeviceType = field(default=MISSING, metadata=NOT_IDENTITY)
+    threads: int | None = field(default=MISSING, metadata=NOT_IDENTITY)
+    channels_last: bool = MISSING
+    compile: bool = MISSING
+
+    def __post_init__(self) -> None:
+        _at_least("device.threads", self.threads, 1)
+
+
+@dataclass
+class TrainerConfig:
+    steps: int | None = MISSING
+    epochs: int | None = MISSING
+    batch_size: int = MISSING
+    accumulation: int = MISSING
+    grad_clip: float | None = MISSING
+    log_every: int = field(default=MISSING, metadata=NOT_IDENTITY)
+    eval_every: int | None = field(default=MISSING, metadata=NOT_IDENTITY)
+    workers: int = field(default=MISSING, metadata=NOT_IDENTITY)
+
+    def __post_init__(self) -> None:
+        _require(
+            (self.steps is None) != (self.epochs is None),
+            "Exactly one of trainer.steps and trainer.epochs must be set; "
+            "for epochs write trainer.steps=null trainer.epochs=1.",
+        )
+        for name in ("steps", "epochs", "batch_size", "accumulation", "log_every", "eval_every"):
+            _at_least(f"trainer.{name}", getattr(self, name), 1)
+        _at_least("trainer.workers", self.workers, 0)
+        _require(
+            self.grad_clip is None or self.grad_clip > 0,
+            f"trainer.grad_clip={self.grad_clip} must be above 0, or null for no clipping.",
+        )
+
+
+@dataclass
+class MeterConfig:
+    warmup_steps: int = MISSING
+
+    def __post_init__(self) -> None:
+        _at_least("meter.warmup_steps", self.warmup_steps, 0)
+
+
+@dataclass
+class ProbeConfig:
+    memory: bool = MISSING
+
+
+@dataclass
+class WandbConfig:
+    mode: WandbMode = MISSING
+    project: str = MISSING
+    group: str | None = MISSING
+
+
+@dataclass
+class PathsConfig:
+    root: str = MISSING
+    outputs: str = MISSING
+    data: str = MISSING
+
+
+@dataclass
+class Config:
+    """A run, whole. What is not identity may differ between comparable runs."""
+
+    seed: int = field(default=MISSING, metadata=NOT_IDENTITY)
+    name: str | None = field(default=MISSING, metadata=NOT_IDENTITY)
+    tags: list[str] = field(default=MISSING, metadata=NOT_IDENTITY)
+    check: bool = field(default=MISSING, metadata=NOT_IDENTITY)
+    precision: PrecisionConfig = field(default=MISSING, metadata=NOT_IDENTITY)
+    model: dict[str, Any] = MISSING
+    dataset: dict[str, Any] = MISSING
+    task: dict[str, Any] = MISSING
+    optimizer: dict[str, Any] = MISSING
+    scheduler: dict[str, Any] = MISSING
+    device: DeviceConfig = MISSING
+    trainer: TrainerConfig = MISSING
+    meter: MeterConfig = MISSING
+    probe: ProbeConfig = field(default=MISSING, metadata=NOT_IDENTITY)
+    wandb: WandbConfig = field(default=MISSING, metadata=NOT_IDENTITY)
+    paths: PathsConfig = field(default=MISSING, metadata=NOT_IDENTITY)
+
+    def __post_init__(self) -> None:
+        # torch.Generator takes a wider range, numpy's legacy seeding only this one
+        _require(0 <= self.seed < 2**32, f"seed={self.seed} is out of range; it must be from 0 to 4294967295.")
+        for group in OPEN_SETS:
+            _check_target(group, getattr(self, group))
+        _check_optimizer(self.optimizer)
+        _check_kinds(self.model, self.dataset, self.task)
+        _check_sizes(self.model, self.dataset)
+        _check_files(self.dataset)
+        if self.precision.name == "auto":
+            _require(
+                self.precision == load_precision("auto"),
+                "precision=auto takes no further precision settings; name the precision to change one.",
+            )
+
+
+def _check_target(group: str, node: dict[str, Any]) -> None:
+    target = node.get("_target_")
+    _require(
+        isinstance(target, str) and re.fullmatch(r"\w+(\.\w+)+", target) is not None,
+        f"{group}._target_={target} does not name a class or function; "
+        f"write {group}=custom {group}._target_=module.Name.",
+    )
+    kind = node.get("kind")
+    _require(
+        kind in (None, "images", "tokens"),
+        f"{group}.kind={kind} is unknown; valid are images, tokens and null (not checked).",
+    )
+
+
+def _check_optimizer(optimizer: dict[str, Any]) -> None:
+    for key in ("lr", "weight_decay", "momentum", "eps"):
+        value = optimizer.get(key, 0.0 if key != "lr" else None)
+        number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        _require(
+            number and (value > 0 if key == "lr" else value >= 0),
+            f"optimizer.{key}={value} must be a finite number {'above' if key == 'lr' else 'not below'} 0.",
+        )
+
+
+def _check_kinds(model: dict[str, Any], dataset: dict[str, Any], task: dict[str, Any]) -> None:
+    parts = {"model": model, "dataset": dataset, "task": task}
+    kinds = {group: node["kind"] for group, node in parts.items() if node.get("kind")}
+    if len(set(kinds.values())) > 1:
+        stated = ", ".join(f"{group}={label(parts[group])} works on {kind}" for group, kind in kinds.items())
+        raise InputError(f"These do not fit together: {stated}. Choose all of one kind.")
+
+
+def _check_sizes(model: dict[str, Any], dataset: dict[str, Any]) -> None:
+    for key in SHARED_FACTS:
+        wanted, given = model.get(key), dataset.get(key)
+        _require(
+            wanted is None or given is None or wanted == given,
+            f"model.{key}={wanted} and dataset.{key}={given} differ; set one of them to null to follow the other.",
+        )
+
+
+# What torchvision unpacks below `root`, so that missing files are told without importing it.
+_TORCHVISION_FILES = {
+    "MNIST": "MNIST/raw/train-images-idx3-ubyte",
+    "FashionMNIST": "FashionMNIST/raw/train-images-idx3-ubyte",
+    "CIFAR10": "cifar-10-batches-py/data_batch_1",
+    "CIFAR100": "cifar-100-python/train",
+}
+
+
+def _check_files(dataset: dict[str, Any]) -> None:
+    target = dataset["_target_"]
+    if target == "precision_lab.datasets.torchvision_dataset":
+        name, root = dataset.get("name"), dataset.get("root")
+        _require(
+            name in _TORCHVISION_FILES,
+            f"dataset.name={name} is unknown; valid are {', '.join(_TORCHVISION_FILES)}.",
+        )
+        _require(
+            bool(dataset.get("download")) or (Path(str(root)) / _TORCHVISION_FILES[name]).exists(),
+            f"{name} is not in dataset.root={root}; add dataset.download=true, or point dataset.root to it.",
+        )
+    elif target == "precision_lab.datasets.image_folder":
+        root = dataset.get("root")
+        _require(
+            root is not None and Path(root).is_dir(),
+            f"dataset.root={root} is not a folder; it must hold one folder of images a class.",
+        )
+    elif target == "precision_lab.datasets.text_file":
+        path = dataset.get("path")
+        _require(path is not None and Path(path).is_file(), f"dataset.path={path} is not a file; name a text file.")
+
+
+def label(node: dict[str, Any]) -> str:
+    """Short name of an open set's choice for file names: its `name`, else the last part of `_target_`."""
+    return str(node.get("name") or node["_target_"].rsplit(".", 1)[-1]).lower()
+
+
+# --- composing -----------------------------------------------------------------------------
+
+
+def register() -> None:
+    """Give Hydra the root schema and the resolver for the repository's folder."""
+    ConfigStore.instance().store(name="schema", node=Config)
+    OmegaConf.register_new_resolver("precision_lab.root", lambda: str(ROOT), replace=True)
+
+
+def typed(composed: Any) -> Config:
+    """Turn Hydra's composed config into checked dataclasses; raise InputError where it cannot."""
+    try:
+        return OmegaConf.to_object(composed)
+    except OmegaConfBaseException as error:
+        raise InputError(word(error, Config, CONF)) from error
+
+
+def compose(overrides: list[str]) -> Config:
+    """The typed config that `python train.py <overrides>` would run with (for scripts and tests)."""
+    register()
+    try:
+        with initialize_config_dir(str(CONF), version_base="1.3"):
+            return typed(hydra_compose("config", overrides))
+    except (HydraException, OmegaConfBaseException) as error:
+        raise InputError(word(error, Config, CONF)) from error
+
+
+def load_precision(name: str) -> PrecisionConfig:
+    """The arm exactly as `conf/precision/<name>.yaml` states it."""
+    return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(PrecisionConfig), _stated_precision(name)))
+
+
+def _stated_precision(name: str) -> DictConfig:
+    path = CONF / "precision" / f"{name}.yaml"
+    _require(path.is_file(), f"precision.name={name} has no file {path.relative_to(ROOT)}.")
+    stated = OmegaConf.load(path)
+    bases = [_stated_precision(base) for base in stated.pop("defaults", []) if base != "_self_"]
+    return OmegaConf.merge(*bases, stated)

@@ -1,0 +1,401 @@
+"""Datasets: which samples there are, and a hash that proves it.
+
+Knows nothing about models, tasks or precision. A builder returns `Data`; everything random in
+it comes from seeds of its own, so that the run's seed never changes the data.
+
+Shape legend: N samples, B of a batch, C channels, H = W = image_size, T tokens (context).
+"""
+
+import gzip
+import hashlib
+import importlib.util
+import math
+import os
+import sysconfig
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.data import Dataset, Subset
+
+from precision_lab.errors import InputError
+from precision_lab.hashing import content_hash
+from precision_lab.seeds import PrivateRandomness
+
+# Not the library itself, or different on every machine with the same Python.
+STDLIB_SKIPPED = (
+    *("site-packages", "dist-packages", "test", "tests", "idle_test"),
+    *("config-*", "_sysconfigdata*"),
+)
+TORCHVISION_DATASETS = ("MNIST", "FashionMNIST", "CIFAR10", "CIFAR100")
+MARKOV_SUCCESSORS = 4  # the best reachable loss of synthetic_tokens is ln 4 = 1.386 nats
+HASHED_SAMPLES = 256  # of each split of a dataset that is not ours
+
+
+@dataclass(frozen=True)
+class Data:
+    """A training and a validation set, what a model must know of them, and their identity."""
+
+    train: Dataset  # map-style
+    val: Dataset
+    facts: dict[str, int]  # num_classes, channels, image_size | vocab_size, context
+    hash: str  # 16 hex digits of sha256 over the data used
+
+
+class TensorSamples(Dataset):
+    """Samples in memory: sample i is the i-th entry of every tensor, bare if there is only one."""
+
+    def __init__(self, *tensors: Tensor) -> None:
+        if len({len(tensor) for tensor in tensors}) != 1:
+            raise ValueError(f"tensors of unequal length: {[len(tensor) for tensor in tensors]}")
+        self.tensors = tensors
+
+    def __len__(self) -> int:
+        return len(self.tensors[0])
+
+    def __getitem__(self, index: int | Tensor) -> Any:
+        """One sample for an int, one batch (a copy) for an int64 tensor [B]."""
+        if isinstance(index, Tensor):  # index_select takes half the time of tensor[index] here
+            entries = tuple(tensor.index_select(0, index) for tensor in self.tensors)
+        else:
+            entries = tuple(tensor[index] for tensor in self.tensors)
+        return entries if len(entries) > 1 else entries[0]
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        """The list of samples that torch's DataLoader collates."""
+        batch = self[torch.tensor(indices)]
+        return list(zip(*batch, strict=True)) if isinstance(batch, tuple) else list(batch)
+
+
+# ---- images -------------------------------------------------------------------------------------
+
+
+def digits(channels: int | None, image_size: int | None, train_fraction: float) -> Data:
+    """The 1,797 handwritten 8x8 digits that scikit-learn ships: real data without a download."""
+    _check_fraction("train_fraction", train_fraction)
+    # Found, not imported: importing scikit-learn's datasets takes 1.8 s, reading its file 0.02 s.
+    package = importlib.util.find_spec("sklearn")
+    if package is None:
+        raise InputError(
+            "dataset=digits reads a file of scikit-learn, which is not installed: "
+            "pip install scikit-learn, or choose dataset=synthetic_images."
+        )
+    path = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"
+    text = gzip.decompress(path.read_bytes()).decode()
+    rows = torch.tensor(list(map(int, text.replace("\n", ",").rstrip(",").split(","))))
+    rows = rows.reshape(-1, 65)  # [1797, 64 pixels + label]
+    rows = rows[torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))]
+    pixels, labels = rows[:, :64].reshape(-1, 1, 8, 8).to(torch.uint8), rows[:, 64]
+    cut = round(train_fraction * len(rows))
+    return _image_data((pixels[:cut], labels[:cut]), (pixels[cut:], labels[cut:]), 10, channels, image_size)
+
+
+def torchvision_dataset(name: str, root: str, download: bool, channels: int | None, image_size: int | None) -> Data:
+    """MNIST, FashionMNIST, CIFAR10 or CIFAR100, whole in memory, without augmentation."""
+    if name not in TORCHVISION_DATASETS:
+        raise InputError(f"dataset.name={name} is unknown; valid are {', '.join(TORCHVISION_DATASETS)}.")
+    from torchvision import datasets  # costs more than a second: only who asks for it pays
+
+    try:
+        splits = [getattr(datasets, name)(root, train=train, download=download) for train in (True, False)]
+    except (RuntimeError, OSError) as error:
+        problem = f"could not be downloaded to {root}" if download else f"has no files in {root}"
+        raise InputError(
+            f"dataset.name={name} {problem}: set dataset.download=true on a machine with "
+            f"internet access, or point dataset.root to a folder that holds torchvision's {name} files."
+        ) from error
+    train, val = ((_channels_first(torch.as_tensor(split.data)), torch.as_tensor(split.targets)) for split in splits)
+    return _image_data(train, val, len(splits[0].classes), channels, image_size)
+
+
+def image_folder(root: str, channels: int | None, image_size: int | None, val_fraction: float) -> Data:
+    """Files root/<class>/<image>, or root/train/... and root/val/..., decoded when they are used.
+
+    The central square of each image is resized. Without train and val folders a file's relative
+    name decides its split, so that adding files moves no other. The hash covers names and sizes.
+    """
+    if root is None or not Path(root).is_dir():
+        raise InputError(f"dataset.root={root} is not a folder; image_folder reads root/<class>/*.")
+    if image_size is None:
+        raise InputError("image_folder needs a size to resize to: set e.g. dataset.image_size=64.")
+    channels = channels or 3
+    transform = partial(_decoded_image, channels=channels, image_size=image_size)
+    parts = [Path(root, name) for name in ("train", "val")]
+    if all(part.is_dir() for part in parts):
+        train, val = (_read_folder(part, transform) for part in parts)
+        if train.classes != val.classes:
+            raise InputError(f"{parts[0]} and {parts[1]} must hold the same class folders.")
+        classes, files = train.classes, [path for path, _ in train.samples + val.samples]
+    else:
+        _check_fraction("val_fraction", val_fraction)
+        folder = _read_folder(Path(root), transform)
+        classes, files = folder.classes, [path for path, _ in folder.samples]
+        held_out = [_is_held_out(_relative(path, root), val_fraction) for path in files]
+        train = Subset(folder, [i for i, out in enumerate(held_out) if not out])
+        val = Subset(folder, [i for i, out in enumerate(held_out) if out])
+        if not len(train) or not len(val):
+            raise InputError(
+                f"{root} has too few images ({len(files)}) for dataset.val_fraction={val_fraction}:"
+                " one split is empty; make train and val folders, or change the fraction."
+            )
+    facts = {"num_classes": len(classes), "channels": channels, "image_size": image_size}
+    identity = [(_relative(path, root), os.path.getsize(path)) for path in files]
+    return Data(train, val, facts, content_hash(len(train), len(val), identity, channels, image_size))
+
+
+def synthetic_images(
+    samples: int,
+    channels: int | None,
+    image_size: int | None,
+    num_classes: int,
+    noise: float,
+    seed: int,
+) -> Data:
+    """A smooth random prototype for each class plus white noise; the last fifth is validation.
+
+    `noise` is its standard deviation relative to the coarse prototypes'; their sum is scaled to
+    about unit variance.
+    """
+    if samples < 5:
+        raise InputError(f"dataset.samples={samples} is too few: at least 5.")
+    channels, image_size = channels or 3, image_size or 32
+    generator = torch.Generator().manual_seed(seed)
+    coarse = torch.randn(num_classes, channels, 4, 4, generator=generator)
+    prototypes = F.interpolate(coarse, size=(image_size, image_size), mode="bilinear")
+    labels = torch.randint(num_classes, (samples,), generator=generator)
+    images = torch.randn(samples, channels, image_size, image_size, generator=generator)
+    images.mul_(noise).add_(prototypes[labels]).div_(math.hypot(1, noise))  # [N, C, H, W]
+    cut = samples - samples // 5
+    facts = {"num_classes": num_classes, "channels": channels, "image_size": image_size}
+    train = TensorSamples(images[:cut], labels[:cut])
+    val = TensorSamples(images[cut:], labels[cut:])
+    return Data(train, val, facts, content_hash(*train.tensors, *val.tensors))
+
+
+def _image_data(
+    train: tuple[Tensor, Tensor],
+    val: tuple[Tensor, Tensor],
+    num_classes: int,
+    channels: int | None,
+    image_size: int | None,
+) -> Data:
+    """Standardised images in memory from (uint8 pixels [N, C, H, W], int64 labels [N])."""
+    channels, image_size = channels or train[0].shape[1], image_size or train[0].shape[2]
+    needed = 4 * channels * image_size**2 * (len(train[0]) + len(val[0]))  # bytes in float32
+    present = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > present / 2:
+        raise InputError(
+            f"At dataset.image_size={image_size} the images need {needed / 2**30:.0f} GiB, more "
+            f"than half of this machine's memory ({present / 2**30:.0f} GiB): choose a smaller one."
+        )
+    images = [_fit(pixels, channels, image_size) for pixels, _ in (train, val)]
+    std, mean = torch.std_mean(images[0], dim=(0, 2, 3), keepdim=True)  # [1, C, 1, 1]
+    for split in images:
+        split.sub_(mean).div_(std)
+    facts = {"num_classes": num_classes, "channels": channels, "image_size": image_size}
+    # Over the pixels as they were read: resized ones may differ in the last bit between CPUs.
+    identity = content_hash(*train, *val, channels, image_size)
+    return Data(TensorSamples(images[0], train[1]), TensorSamples(images[1], val[1]), facts, identity)
+
+
+def _fit(pixels: Tensor, channels: int, image_size: int) -> Tensor:
+    """A new float32 tensor [N, channels, image_size, image_size] from pixels [N, C, H, W]."""
+    if channels not in (1, 3):
+        raise InputError(f"dataset.channels={channels} is not possible; valid are 1 and 3.")
+    images = pixels.to(torch.float32, copy=True)
+    if channels < images.shape[1]:
+        images = images.mean(dim=1, keepdim=True)
+    if images.shape[2:] != (image_size, image_size):
+        images = F.interpolate(images, size=(image_size, image_size), mode="bilinear", antialias=True)
+    if channels > images.shape[1]:
+        images = images.repeat(1, channels, 1, 1)
+    return images
+
+
+def _channels_first(pixels: Tensor) -> Tensor:
+    """[N, H, W] or [N, H, W, C] -> [N, C, H, W]."""
+    return pixels.unsqueeze(1) if pixels.dim() == 3 else pixels.permute(0, 3, 1, 2)
+
+
+def _decoded_image(image: Any, channels: int, image_size: int) -> Tensor:
+    """PIL image -> float32 [C, H, W] in -1..1, from its central square."""
+    pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1)  # [3, height, width]
+    height, width = pixels.shape[1:]
+    side = min(height, width)
+    top, left = (height - side) // 2, (width - side) // 2
+    square = pixels[:, top : top + side, left : left + side]
+    return _fit(square.unsqueeze(0), channels, image_size)[0] / 127.5 - 1
+
+
+def _read_folder(root: Path, transform: Callable[[Any], Tensor]) -> Dataset:
+    from torchvision.datasets import ImageFolder
+
+    try:
+        return ImageFolder(str(root), transform=transform)
+    except FileNotFoundError as error:  # no class folders, or one without an image
+        raise InputError(f"{root} is not in the layout root/<class>/<image>: {error}") from error
+
+
+def _relative(path: str | Path, root: str | Path) -> str:
+    return Path(path).relative_to(root).as_posix()
+
+
+# ---- tokens -------------------------------------------------------------------------------------
+
+
+def stdlib_text(context: int | None, max_bytes: int, val_fraction: float) -> Data:
+    """Bytes of the running Python's own standard library: real text on every machine.
+
+    Its *.py files, without tests, folder by folder in the order of their names. A file is in one
+    split only, which its relative name decides; each split takes files until it has its share of
+    `max_bytes`. The data hash differs between Python versions.
+    """
+    _check_fraction("val_fraction", val_fraction)
+    sizes = {"val": round(val_fraction * max_bytes)}
+    sizes["train"] = max_bytes - sizes["val"]
+    texts = {"train": bytearray(), "val": bytearray()}
+    root = sysconfig.get_path("stdlib")
+    for path in _sources(root):
+        split = "val" if _is_held_out(_relative(path, root), val_fraction) else "train"
+        if room := sizes[split] - len(texts[split]):
+            texts[split] += path.read_bytes()[:room]
+        elif all(len(texts[name]) == sizes[name] for name in texts):
+            break
+    return _text_data(texts["train"], texts["val"], context, f"dataset.max_bytes={max_bytes}")
+
+
+def _sources(root: str) -> Iterator[Path]:
+    """The *.py files under `root`; skipped folders, which may be huge, are never listed."""
+    for folder, subfolders, names in os.walk(root):
+        subfolders[:] = sorted(filter(_is_kept, subfolders))  # os.walk descends in this order
+        yield from (Path(folder, n) for n in sorted(names) if n.endswith(".py") and _is_kept(n))
+
+
+def _is_kept(name: str) -> bool:
+    return not any(fnmatchcase(name, pattern) for pattern in STDLIB_SKIPPED)
+
+
+def text_file(path: str, context: int | None, val_fraction: float) -> Data:
+    """Bytes of one file of yours; its last part is the validation set."""
+    _check_fraction("val_fraction", val_fraction)
+    if path is None or not Path(path).is_file():
+        raise InputError(f"dataset.path={path} is not a file; text_file reads any file as bytes.")
+    content = Path(path).read_bytes()
+    cut = round((1 - val_fraction) * len(content))
+    return _text_data(content[:cut], content[cut:], context, f"dataset.path={path}")
+
+
+def synthetic_tokens(samples: int, vocab_size: int, context: int | None, seed: int) -> Data:
+    """A Markov chain of order 1: each token has 4 equally likely successors (all if fewer exist).
+
+    Only integers are drawn, so the data are the same on every machine. The last fifth is
+    validation; the lowest reachable loss is ln 4 = 1.386 nats a token.
+    """
+    context = _known_context(context)
+    if samples < 5 or vocab_size < 2:
+        raise InputError(f"dataset.samples={samples} and dataset.vocab_size={vocab_size} must be at least 5 and 2.")
+    generator = torch.Generator().manual_seed(seed)
+    choices = min(MARKOV_SUCCESSORS, vocab_size)
+    orders = [torch.randperm(vocab_size, generator=generator) for _ in range(vocab_size)]
+    successors = torch.stack(orders)[:, :choices]  # [V, choices]
+    tokens = torch.empty(samples, context + 1, dtype=torch.int64)
+    tokens[:, 0] = torch.randint(vocab_size, (samples,), generator=generator)
+    for t in range(context):
+        choice = torch.randint(choices, (samples,), generator=generator)
+        tokens[:, t + 1] = successors[tokens[:, t], choice]
+    cut = samples - samples // 5
+    train, val = TensorSamples(tokens[:cut]), TensorSamples(tokens[cut:])
+    facts = {"vocab_size": vocab_size, "context": context}
+    return Data(train, val, facts, content_hash(*train.tensors, *val.tensors))
+
+
+def _text_data(train: bytes, val: bytes, context: int | None, source: str) -> Data:
+    """Windows of context + 1 bytes: training ones start anywhere, validation ones do not overlap.
+
+    `source` names the key to change when a split is shorter than a window.
+    """
+    context = _known_context(context)
+    if min(len(train), len(val)) <= context:
+        raise InputError(
+            f"{source} leaves {len(train)} training and {len(val)} validation bytes, but a sample "
+            f"has {context + 1}: take more text, another dataset.val_fraction or a smaller "
+            "dataset.context."
+        )
+    windows = [
+        torch.from_numpy(np.frombuffer(split, np.uint8).astype(np.int64)).unfold(
+            0, context + 1, step
+        )  # [N, T + 1], a view
+        for split, step in ((train, 1), (val, context + 1))
+    ]
+    facts = {"vocab_size": 256, "context": context}
+    return Data(*map(TensorSamples, windows), facts, content_hash(bytes(train), bytes(val), context))
+
+
+def _known_context(context: int | None) -> int:
+    if context is None:
+        raise InputError("dataset.context is null and the model has none: set dataset.context=128.")
+    return context
+
+
+# ---- data of others -----------------------------------------------------------------------------
+
+
+def as_data(value: Any) -> Data:
+    """What a user's dataset function returned, as Data.
+
+    `value` is Data, a pair (train, val), or an object with .train and .val; the two are map-style
+    datasets. Its `facts`, if any, fill in what a model leaves open. Raises InputError otherwise.
+    """
+    if isinstance(value, Data):
+        return value
+    pair = value if isinstance(value, tuple | list) else _attributes(value)
+    if len(pair) != 2 or not all(_is_map_style(split) for split in pair):
+        raise InputError(
+            f"dataset._target_ returned {type(value).__name__}; it must return a pair "
+            "(train, val) of non-empty datasets with __len__ and __getitem__, or an object with "
+            "such .train and .val."
+        )
+    facts = getattr(value, "facts", {})
+    if not isinstance(facts, Mapping):
+        raise InputError(
+            f"The facts that dataset._target_ returned are {type(facts).__name__}; they must be "
+            'a mapping such as {"num_classes": 10}.'
+        )
+    with PrivateRandomness(seed=0):  # random augmentations give the same samples each time
+        identity = content_hash(*(part for split in pair for part in (len(split), _spread(split))))
+    return Data(*pair, dict(facts), identity)
+
+
+def _attributes(value: Any) -> tuple:
+    return tuple(getattr(value, name) for name in ("train", "val") if hasattr(value, name))
+
+
+def _is_map_style(split: Any) -> bool:
+    return hasattr(split, "__getitem__") and hasattr(split, "__len__") and len(split) > 0
+
+
+def _spread(split: Any) -> list[Any]:
+    """Up to 256 samples, evenly spaced from the first to the last."""
+    count = min(HASHED_SAMPLES, len(split))
+    return [split[i * (len(split) - 1) // max(count - 1, 1)] for i in range(count)]
+
+
+# ---- splits --------------------------------------------------------------------------------------
+
+
+def _is_held_out(name: str, fraction: float) -> bool:
+    """Whether the file of this name is for validation: a fixed coin of its own for each name."""
+    coin = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8]) / 2**64
+    return coin < fraction
+
+
+def _check_fraction(key: str, value: float) -> None:
+    if not 0 < value < 1:
+        raise InputError(f"dataset.{key}={value} must lie between 0 and 1, both excluded.")

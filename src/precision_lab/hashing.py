@@ -1,0 +1,33 @@
+"""Hashes of what a run used: data, batches, weights."""
+
+import hashlib
+import pickle
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def content_hash(*parts: Any) -> str:
+    """16 hex digits of sha256 over nested values."""
+    digest = hashlib.sha256()
+    for part in parts:
+        update(digest, part)
+    return digest.hexdigest()[:16]
+
+
+def update(digest: Any, value: Any) -> None:
+    """Feed a nested value: tensors by type, shape and bytes, all other leaves pickled."""
+    if isinstance(value, Tensor):
+        digest.update(f"{value.dtype}{tuple(value.shape)}".encode())
+        digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    elif isinstance(value, Mapping):
+        for key in value:
+            update(digest, key)
+            update(digest, value[key])
+    elif isinstance(value, tuple | list):
+        for entry in value:
+            update(digest, entry)
+    else:
+        digest.update(pickle.dumps(value, protocol=4))

@@ -1,0 +1,70 @@
+"""What makes two runs the same: signatures, arm labels and the names made of them.
+
+A field whose schema says `NOT_IDENTITY` does not count, nor does an argument of an open set that
+says where things lie: the data hash speaks for those.
+"""
+
+import hashlib
+import json
+import re
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from typing import Any
+
+from precision_lab.config import OPEN_SETS, Config, PrecisionConfig, label, load_precision
+
+PLACE_ARGUMENTS = frozenset({"root", "path", "download"})
+
+
+def as_values(value: Any) -> Any:
+    """Plain dicts, lists and scalars of a typed config; enums as their names."""
+    if is_dataclass(value):
+        return {f.name: as_values(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, dict):
+        return {str(key): as_values(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [as_values(item) for item in value]
+    return value.name if isinstance(value, Enum) else value
+
+
+def _identity(value: Any) -> Any:
+    counted = [f for f in fields(value) if f.metadata.get("identity", True)]
+    result = {}
+    for f in counted:
+        item = getattr(value, f.name)
+        result[f.name] = _identity(item) if is_dataclass(item) else as_values(item)
+        if f.name in OPEN_SETS:
+            result[f.name] = {k: v for k, v in result[f.name].items() if k not in PLACE_ARGUMENTS}
+    return result
+
+
+def _digest(value: Any) -> str:
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def experiment_signature(config: Config) -> str:
+    """8 hex digits: equal for runs that differ in arm, seed, device name, threads or bookkeeping only."""
+    return _digest(_identity(config))
+
+
+def run_signature(config: Config) -> str:
+    """8 hex digits: the experiment's identity with arm and seed."""
+    return _digest([_identity(config), as_values(config.precision), config.seed])
+
+
+def arm_label(precision: PrecisionConfig) -> str:
+    """The arm's name plus what differs from its YAML: `fp16[fp32_modules=attn]`."""
+    stated, actual = as_values(load_precision(precision.name)), as_values(precision)
+    changes = []
+    for key, value in actual.items():
+        if value != stated[key]:
+            text = "+".join(map(str, value)) if isinstance(value, list) else value
+            changes.append(f"{key}={text}")
+    return precision.name + (f"[{','.join(changes)}]" if changes else "")
+
+
+def slug(config: Config, device: str) -> str:
+    """The run folder's readable name; the run signature at its end makes it unique by content."""
+    parts = (label(config.model), label(config.dataset), config.precision.name, f"s{config.seed}", device)
+    return "_".join(re.sub(r"[^a-z0-9.-]+", "-", part) for part in parts) + f"_{run_signature(config)}"

@@ -1,0 +1,135 @@
+"""Optimizers, learning-rate schedules, and the guard that keeps a non-finite step out of the weights.
+
+A schedule is a pure function `(step, total_steps, ...) -> factor` of the attempted step index, so
+that every arm has the same learning rate at the same step whatever it skipped.
+"""
+
+import math
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor, nn
+
+from precision_lab import targets
+from precision_lab.errors import InputError
+
+Schedule = Callable[[int, int], float]
+
+
+def constant(step: int, total_steps: int, warmup_steps: int) -> float:
+    """1 after a linear warm-up from 0."""
+    return min(1.0, (step + 1) / (warmup_steps + 1))
+
+
+def cosine(step: int, total_steps: int, warmup_steps: int, final_factor: float) -> float:
+    """Linear warm-up, then half a cosine from 1 to `final_factor` at the last step.
+
+    The warm-up is cut to a tenth of a short run, so that a few steps still reach the peak.
+    """
+    warmup = min(warmup_steps, total_steps // 10)
+    if step < warmup:
+        return (step + 1) / (warmup + 1)
+    progress = (step - warmup) / max(1, total_steps - 1 - warmup)
+    return final_factor + (1 - final_factor) * 0.5 * (1 + math.cos(math.pi * progress))
+
+
+def build_optimizer(node: dict, model: nn.Module) -> torch.optim.Optimizer:
+    """The configured optimizer over the parameters that require gradients."""
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    if not parameters:
+        raise InputError(f"model={type(model).__name__} has no parameter that requires a gradient.")
+    try:
+        return targets.instantiate("optimizer", node, parameters)
+    except RuntimeError as error:  # torch's word for `fused` on a device or dtype without it
+        raise InputError(f"optimizer: {node['_target_']}: {str(error).rstrip('.')}.") from error
+
+
+class LearningRate:
+    """Sets every parameter group's learning rate to its initial value times the schedule's factor."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, schedule: Schedule, total: int):
+        self._groups = optimizer.param_groups
+        self._peaks = [group["lr"] for group in self._groups]
+        self._schedule, self._total = schedule, total
+
+    def set(self, step: int) -> float:
+        """Set the rate for this attempted step; return the first group's."""
+        factor = self._schedule(step, self._total)
+        for group, peak in zip(self._groups, self._peaks, strict=True):
+            group["lr"] = peak * factor
+        return self._groups[0]["lr"]
+
+
+class NonFiniteGuard:
+    """Keeps what a non-finite step computed out of weights, optimizer state and buffers, in every precision.
+
+    A fused optimizer takes the flag as `found_inf` and leaves weights and step counter alone,
+    without a host sync (checked on 2.14.1: fused AdamW and SGD). Any other optimizer costs one
+    sync a step. Floating-point buffers, such as batch-norm statistics, were written by forward
+    already: they are put back by a select on the device.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, model: nn.Module):
+        self._optimizer = optimizer
+        # GradScaler's own test for optimizers that take found_inf. MPS kernels do not take it.
+        devices = {p.device.type for group in optimizer.param_groups for p in group["params"]}
+        takes_flag = getattr(optimizer, "_step_supports_amp_scaling", False) and devices <= {"cpu", "cuda"}
+        self.syncs = not (takes_flag and _momentum_survives_a_skipped_first_step(optimizer))
+        self._flag: Tensor | None = None
+        if not self.syncs:
+            # As a pre-hook it also runs inside GradScaler.step, which has set its own found_inf by
+            # then. Ours covers more: below a scale of 2^-127 the scaler's inverse is inf, and it
+            # reports clean gradients that unscaling has made infinite.
+            optimizer.register_step_pre_hook(self._hand_over)
+        self._buffers = _BufferGroup.of(b for b in model.buffers() if b.is_floating_point())
+
+    def _hand_over(self, optimizer: torch.optim.Optimizer, args: tuple, kwargs: dict) -> None:
+        optimizer.found_inf = self._flag
+
+    def step(self, scaler: torch.amp.GradScaler, nonfinite: Tensor) -> None:
+        """Step unless `nonfinite` (float32 scalar on the device, 0 or 1) says otherwise."""
+        self._flag = nonfinite
+        if not self.syncs or not nonfinite.item():
+            scaler.step(self._optimizer)
+        if not self.syncs:
+            self._optimizer.found_inf = self._flag = None
+        for group in self._buffers:
+            group.keep_old_where(nonfinite)
+
+
+def _momentum_survives_a_skipped_first_step(optimizer: torch.optim.Optimizer) -> bool:
+    """Give fused SGD a zero momentum buffer; say whether that leaves its arithmetic as it was.
+
+    Left alone, fused SGD allocates the buffer without filling it and relies on the first step to
+    write it. Where that step is skipped, the next one adds the garbage to the weights (2.14.1).
+    """
+    if not isinstance(optimizer, torch.optim.SGD):
+        return True
+    for group in optimizer.param_groups:
+        if group["momentum"] and group["dampening"]:
+            return False  # the first step is not dampened, and from a zero buffer it would be
+        for p in group["params"] if group["momentum"] else ():
+            optimizer.state[p].setdefault("momentum_buffer", torch.zeros_like(p))
+    return True
+
+
+class _BufferGroup:
+    """Buffers of one dtype and device, kept as one flat copy: three kernels a step, however many there are."""
+
+    def __init__(self, buffers: list[Tensor]):
+        self._buffers = buffers
+        self._good = torch.cat([b.detach().reshape(-1) for b in buffers])
+        views = self._good.split([b.numel() for b in buffers])
+        self._good_views = [view.view(b.shape) for view, b in zip(views, buffers, strict=True)]
+
+    @classmethod
+    def of(cls, buffers: Iterable[Tensor]) -> list["_BufferGroup"]:
+        groups: dict[tuple, list[Tensor]] = {}
+        for buffer in buffers:
+            groups.setdefault((buffer.dtype, buffer.device), []).append(buffer)
+        return [cls(group) for group in groups.values()]
+
+    def keep_old_where(self, nonfinite: Tensor) -> None:
+        new = torch.cat([b.reshape(-1) for b in self._buffers])
+        torch.where(nonfinite.bool(), self._good, new, out=self._good)
+        torch._foreach_copy_(self._buffers, self._good_views)

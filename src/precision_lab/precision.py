@@ -1,0 +1,200 @@
+"""The precision policy: one arm turned into backend flags, an autocast context, a scaler, a prepared model.
+
+Knows torch's switches; refuses to know loops, files and models by name. An arm does exactly
+what its name says: `prove` measures what really executes, and a difference is an error.
+"""
+
+import fnmatch
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from precision_lab.config import Float32Mode, PrecisionConfig
+from precision_lab.errors import InputError
+
+# Explicit significand bits kept by each format: 1 + 2^-k survives a product for k up to this.
+SIGNIFICAND_BITS = {"float32": 23, "tf32": 10, "bfloat16": 7, "float16": 10}
+
+
+class LabelError(RuntimeError):
+    """The precision that executes is not the one the arm names."""
+
+
+class Policy:
+    """One arm on one device. Everything that differs between precisions happens in here."""
+
+    def __init__(self, precision: PrecisionConfig, device: torch.device):
+        self.config, self.device = precision, device
+        self.param_dtype = getattr(torch, precision.param_dtype.name)
+        self.autocast_dtype = precision.autocast_dtype and getattr(torch, precision.autocast_dtype.name)
+
+    @property
+    def compute_dtype(self) -> torch.dtype:
+        """The dtype matmuls and convolutions are meant to run in."""
+        return self.autocast_dtype or self.param_dtype
+
+    def autocast(self) -> AbstractContextManager:
+        """The context around forward and loss: explicitly off, not absent, where the arm has none.
+
+        Device and dtype are always named: torch's defaults differ by device (bfloat16 on cpu, float16 on cuda).
+        """
+        enabled = self.autocast_dtype is not None
+        return torch.autocast(self.device.type, dtype=self.autocast_dtype, enabled=enabled)
+
+    def grad_scaler(self) -> torch.amp.GradScaler:
+        """Enabled for float16 autocast with scaling alone; a disabled one is a true no-op."""
+        return torch.amp.GradScaler(
+            self.device.type,
+            init_scale=self.config.init_scale,
+            growth_interval=self.config.growth_interval,
+            enabled=self.config.grad_scaling,
+        )
+
+    def apply_backends(self) -> dict[str, Any]:
+        """Set every process-wide float32 switch and return all of them as they now read."""
+        set_float32(self.config.float32_matmul, self.config.float32_conv)
+        return backend_flags()
+
+    def prepare(self, model: nn.Module) -> nn.Module:
+        """Give the model the arm's parameter dtype and float32 modules. Once, before the optimizer exists."""
+        if self.param_dtype is not torch.float32:
+            model.to(self.param_dtype)
+            model.register_forward_pre_hook(_cast_inputs_to_parameters, with_kwargs=True)
+        keep_in_float32(model, self.config.fp32_modules, self.device.type)
+        wrong = [
+            name for name, p in model.named_parameters() if p.is_floating_point() and p.dtype is not self.param_dtype
+        ]
+        if wrong:
+            raise InputError(
+                f"precision={self.config.name} holds parameters in {self.config.param_dtype.name}, but the model's "
+                f"{wrong[0]} is {model.get_parameter(wrong[0]).dtype}; build the model in float32."
+            )
+        return model
+
+    @contextmanager
+    def reference(self, model: nn.Module) -> Iterator[None]:
+        """Within: the same weights computed in IEEE float32, autocast off. Restored after."""
+        set_float32(Float32Mode.ieee, Float32Mode.ieee)
+        if self.param_dtype is not torch.float32:
+            model.float()  # exact, and so is the way back
+        try:
+            with torch.autocast(self.device.type, enabled=False):
+                yield
+        finally:
+            if self.param_dtype is not torch.float32:
+                model.to(self.param_dtype)
+            self.apply_backends()
+
+    def prove(self) -> dict[str, Any]:
+        """Measure what a linear and a convolution really execute here; LabelError if not what the arm says.
+
+        Feeds 1 + 2^-k, k = 1..32, through an identity and counts which k survive: 23 is IEEE float32,
+        10 tf32 or float16, 7 bfloat16. Draws no random numbers.
+        """
+        values = torch.diag(1 + 2.0 ** -torch.arange(1.0, 33.0)).to(self.device, self.param_dtype)
+        identity = torch.eye(32, device=self.device, dtype=self.param_dtype)
+        with torch.no_grad(), self.autocast():
+            linear = nn.functional.linear(values, identity)
+            conv = nn.functional.conv2d(values.T[None, :, None, :], identity[:, :, None, None])[0, :, 0, :]
+        proof = {
+            "linear_dtype": str(linear.dtype).removeprefix("torch."),
+            "linear_bits": _surviving_bits(linear),
+            "conv_dtype": str(conv.dtype).removeprefix("torch."),
+            "conv_bits": _surviving_bits(conv),
+        }
+        expected = str(self.compute_dtype).removeprefix("torch.")
+        for kind, mode in (("linear", self.config.float32_matmul), ("conv", self.config.float32_conv)):
+            rounded = expected == "float32" and mode is Float32Mode.tf32
+            allowed = {SIGNIFICAND_BITS["tf32" if rounded else expected]}
+            if rounded and kind == "conv":
+                allowed.add(SIGNIFICAND_BITS["float32"])  # cuDNN may choose an algorithm without tensor cores
+            if proof[f"{kind}_dtype"] != expected or proof[f"{kind}_bits"] not in allowed:
+                raise LabelError(
+                    f"precision={self.config.name} should run a {kind} in {expected} with {max(allowed)} "
+                    f"significand bits, but {proof[f'{kind}_dtype']} with {proof[f'{kind}_bits']} bits was measured."
+                )
+        return proof
+
+
+def _surviving_bits(product: Tensor) -> int:
+    return int((product.diagonal().float() > 1).sum())
+
+
+def set_float32(matmul: Float32Mode, conv: Float32Mode) -> None:
+    """Set how float32 matmuls, recurrent layers and convolutions multiply, process-wide, on every backend."""
+    # Only the fp32_precision attributes (torch >= 2.9): mixing them with allow_tf32 raises, even on a read.
+    # A fresh torch has cuDNN convolutions and RNNs in tf32.
+    torch.backends.cuda.matmul.fp32_precision = matmul.name
+    torch.backends.cudnn.conv.fp32_precision = conv.name
+    torch.backends.cudnn.rnn.fp32_precision = matmul.name
+    for kind in ("matmul", "conv", "rnn"):
+        getattr(torch.backends.mkldnn, kind).fp32_precision = "ieee"
+
+
+def backend_flags() -> dict[str, Any]:
+    """The process-wide switches that change what a matmul or convolution computes, as they read now."""
+    cuda, cudnn, mkldnn = torch.backends.cuda, torch.backends.cudnn, torch.backends.mkldnn
+    return {
+        "cuda_matmul_fp32": cuda.matmul.fp32_precision,
+        "cudnn_conv_fp32": cudnn.conv.fp32_precision,
+        "cudnn_rnn_fp32": cudnn.rnn.fp32_precision,
+        "mkldnn_matmul_fp32": mkldnn.matmul.fp32_precision,
+        "mkldnn_conv_fp32": mkldnn.conv.fp32_precision,
+        "fp16_reduced_precision_reduction": cuda.matmul.allow_fp16_reduced_precision_reduction,
+        "bf16_reduced_precision_reduction": cuda.matmul.allow_bf16_reduced_precision_reduction,
+        "cudnn_benchmark": cudnn.benchmark,
+        "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
+    }
+
+
+def keep_in_float32(model: nn.Module, patterns: list[str], device_type: str) -> list[str]:
+    """Run the modules whose names match a pattern outside autocast, inputs cast to float32.
+
+    Their output stays float32: cast back, an overflow would stay an overflow. Returns the names
+    matched; InputError for a pattern that matches none. `*` in a pattern also crosses dots.
+    """
+    names = [name for name, _ in model.named_modules() if name]
+    matched: list[str] = []
+    for pattern in patterns:
+        hits = fnmatch.filter(names, pattern)
+        if not hits:
+            raise InputError(
+                f"precision.fp32_modules: no module's name matches {pattern!r}; "
+                f"this model has {', '.join(names[:8])}{', ...' if len(names) > 8 else ''}."
+            )
+        matched += [name for name in hits if name not in matched]
+    for name in matched:
+        _run_in_float32(model.get_submodule(name), device_type)
+    return matched
+
+
+def _run_in_float32(module: nn.Module, device_type: str) -> None:
+    forward = module.forward
+
+    def forward_in_float32(*args: Any, **kwargs: Any) -> Any:
+        with torch.autocast(device_type, enabled=False):
+            return forward(*cast_floating(args, torch.float32), **cast_floating(kwargs, torch.float32))
+
+    module.forward = forward_in_float32
+
+
+def _cast_inputs_to_parameters(module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    # The current dtype, not the arm's: a float32 evaluation of the same weights passes here too.
+    dtype = next(p.dtype for p in module.parameters() if p.is_floating_point())
+    return cast_floating(args, dtype), cast_floating(kwargs, dtype)
+
+
+def cast_floating(value: Any, dtype: torch.dtype) -> Any:
+    """Cast the floating-point tensors inside nested tuples, lists and dicts; leave all else."""
+    if isinstance(value, Tensor):
+        return value.to(dtype) if value.is_floating_point() else value
+    if isinstance(value, tuple) and hasattr(value, "_fields"):  # a namedtuple takes its items one by one
+        return type(value)(*(cast_floating(item, dtype) for item in value))
+    if isinstance(value, list | tuple):
+        return type(value)(cast_floating(item, dtype) for item in value)
+    if isinstance(value, dict):
+        return {key: cast_floating(item, dtype) for key, item in value.items()}
+    return value

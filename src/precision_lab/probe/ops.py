@@ -1,0 +1,271 @@
+"""Which dtype autocast really picks, operation by operation, forward and backward.
+
+Knows: every operation below autocast of one forward, loss and backward, with its module, its
+phase and the dtypes that went in and came out, the casts included. Refuses to know: values,
+time, and what a compiled or scripted model would run (pass the eager one).
+Counts are calls in one pass.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import re
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+# Allocation and a view that its schema does not call one (`is_view` tells the others): no number
+# is computed here.
+_COMPUTE_NOTHING = frozenset({"_unsafe_view", "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"})
+_COPIES = frozenset({"_to_copy", "copy_"})
+_MATMUL_LIKE = re.compile(r"mm$|^(mv|addmv|dot|linear)(_backward)?$|conv(?!ert)|attention|rnn|lstm_mps")
+
+
+@dataclass(frozen=True)
+class OpRow:
+    """One operation as one module runs it in one phase with one set of dtypes.
+
+    `module` is the name in `model.named_modules()`, "" for the model itself and for what runs
+    outside any module, such as the loss. `phase` is "forward" or "backward"; a forward that
+    activation checkpointing repeats counts as backward. `op` is the aten name without overload.
+    `inputs` and `outputs` are the distinct dtypes of the floating-point (or complex) tensors in
+    order of appearance. `is_cast` marks a copy whose only purpose is another floating dtype.
+    """
+
+    module: str
+    phase: str
+    op: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    count: int
+    is_cast: bool
+
+
+def op_map(model: nn.Module, forward: Callable[[], Tensor]) -> list[OpRow]:
+    """Run `forward` and the backward of its loss once; return its operations by first occurrence.
+
+    `forward` takes nothing, opens and closes the arm's autocast itself and returns the scalar
+    loss. Views, allocations and operations without a floating-point tensor are left out.
+    Parameters, gradients, buffers, random number generators and training mode of `model` are
+    afterwards as before. Raises ValueError if the loss is not a scalar.
+    """
+    scopes = _ModuleScopes(model)
+    recorder = _OpRecorder(scopes)
+    with leaves_no_trace(model), torch.enable_grad(), scopes.tracked():
+        with recorder:
+            loss = forward()
+        if loss.numel() != 1:
+            raise ValueError(f"forward() must return a scalar loss, not shape {tuple(loss.shape)}")
+        grad = torch.ones_like(loss)  # made out here, or it would count as an operation of the loss
+        with recorder:
+            loss.backward(grad)
+    return [
+        OpRow(module, phase, op, inputs, outputs, count, is_cast)
+        for (module, phase, op, inputs, outputs, is_cast), count in recorder.counts.items()
+    ]
+
+
+def by_operation(rows: Iterable[OpRow]) -> list[OpRow]:
+    """Add up rows that differ in nothing but the module; `module` becomes ""."""
+    counts: Counter[OpRow] = Counter()
+    for row in rows:
+        counts[dataclasses.replace(row, module="", count=0)] += row.count
+    return [dataclasses.replace(row, count=count) for row, count in counts.items()]
+
+
+def to_json(rows: Iterable[OpRow]) -> str:
+    """A JSON list with one object a row, keys as in `OpRow`."""
+    return json.dumps([dataclasses.asdict(row) for row in rows], indent=2) + "\n"
+
+
+def render(rows: Iterable[OpRow], *, by_module: bool, width: int) -> str:
+    """Plain text of at most `width` columns: operations, casts, and the share of each dtype.
+
+    With `by_module` each block of rows is headed by its module ("" prints as "(model)"), else
+    modules are added up. The last line is about matmul, convolution, attention and RNN calls,
+    forward and backward: the ones that low precision is meant to speed up.
+    """
+    rows = list(rows) if by_module else by_operation(rows)
+    text = io.StringIO()
+    console = Console(file=text, width=width, color_system=None, markup=False, emoji=False, highlight=False)
+    for title, column, part in (
+        ("operations", "op", [row for row in rows if not row.is_cast]),
+        ("casts", "cast", [row for row in rows if row.is_cast]),
+    ):
+        console.print(_table(column, part, by_module) if part else f"no {title}")
+        console.print()
+    console.print(_matmul_share(rows))
+    return "\n".join(line.rstrip() for line in text.getvalue().splitlines()) + "\n"
+
+
+def _table(column: str, rows: list[OpRow], by_module: bool) -> Table:
+    table = Table(box=None, pad_edge=False)
+    if by_module:
+        table.add_column("module", overflow="fold")
+    table.add_column("phase", no_wrap=True)
+    table.add_column(column, overflow="fold")
+    table.add_column("count", justify="right", no_wrap=True)
+    table.add_column("inputs -> outputs", overflow="fold")
+    above = None
+    for row in rows:
+        heading = (row.module or "(model)") if row.module != above else ""
+        above = row.module
+        dtypes = f"{', '.join(row.inputs) or '-'} -> {', '.join(row.outputs) or '-'}"
+        cells = [row.phase, row.op, str(row.count), dtypes]
+        table.add_row(*([heading, *cells] if by_module else cells))
+    return table
+
+
+def _matmul_share(rows: Iterable[OpRow]) -> str:
+    calls: Counter[str] = Counter()
+    for row in rows:
+        if _MATMUL_LIKE.search(row.op):
+            calls[" and ".join(row.inputs)] += row.count
+    total = sum(calls.values())
+    if not total:
+        return "No matmul, convolution, attention or RNN calls."
+    shares = (f"{n} of {total} ({n / total:.1%}) in {dtype}" for dtype, n in calls.most_common())
+    return "Matmul, convolution, attention and RNN calls: " + ", ".join(shares)
+
+
+@contextmanager
+def leaves_no_trace(model: nn.Module) -> Iterator[None]:
+    """Put back what a forward and a backward of `model` change, also if they raise.
+
+    Gradients (the same tensor objects; None inside, so that no kept gradient is added to),
+    buffers, training mode, and torch's default generators on the CPU, on CUDA and on MPS.
+    Generators that the caller made, and plain Python attributes, are the caller's to mind.
+    """
+    cuda = torch.cuda.is_initialized()  # a query that would not itself start CUDA
+    mps = torch.backends.mps.is_available()
+    cpu_rng = torch.get_rng_state()
+    cuda_rng = torch.cuda.get_rng_state_all() if cuda else []
+    mps_rng = torch.mps.get_rng_state() if mps else None
+    grads = [(parameter, parameter.grad) for parameter in model.parameters()]
+    modes = [(module, module.training) for module in model.modules()]
+    buffers = [
+        (module, name, buffer, None if _is_expanded(buffer) else buffer.detach().clone())
+        for module in model.modules()
+        for name, buffer in module.named_buffers(recurse=False)
+    ]
+    for parameter, _ in grads:
+        parameter.grad = None
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for module, name, buffer, before in buffers:
+                setattr(module, name, buffer)  # the forward may have put another tensor there
+                if before is not None:
+                    buffer.copy_(before)
+        for module, training in modes:
+            module.training = training
+        for parameter, grad in grads:
+            parameter.grad = grad
+        torch.set_rng_state(cpu_rng)
+        if cuda:
+            torch.cuda.set_rng_state_all(cuda_rng)
+        if mps:
+            torch.mps.set_rng_state(mps_rng)
+
+
+def _is_expanded(buffer: Tensor) -> bool:
+    """Whether elements share memory: torch refuses to write to it, so nobody can have."""
+    if buffer.layout != torch.strided:
+        return False
+    return any(n > 1 and stride == 0 for n, stride in zip(buffer.shape, buffer.stride(), strict=True))
+
+
+class _ModuleScopes:
+    """Names the module that an operation belongs to.
+
+    Forward: a stack kept by forward hooks. Backward: every autograd node carries the sequence
+    number it got in the forward, so the module that was running then is looked up by number.
+    `torch.utils.module_tracker.ModuleTracker` leaves a module in backward only when a gradient
+    for its input arrives: where the input needs none (a stem on the batch, two towers on it),
+    the name sticks to all that follows (checked on 2.14.1).
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._names = {module: name for name, module in model.named_modules()}
+        self._stack = [""]
+        # Nodes numbered from _starts[i] up to _starts[i + 1] were made inside _owners[i].
+        self._starts, self._owners = [0], [""]
+
+    @contextmanager
+    def tracked(self) -> Iterator[None]:
+        enter = register_module_forward_pre_hook(self._enter)
+        leave = register_module_forward_hook(self._leave, always_call=True)
+        try:
+            yield
+        finally:
+            enter.remove()
+            leave.remove()
+
+    def current(self) -> str:
+        node = torch._C._current_autograd_node()
+        # In backward the stack is empty, unless checkpointing repeats a forward.
+        if node is None or len(self._stack) > 1:
+            return self._stack[-1]
+        return self._owners[bisect_right(self._starts, node._sequence_nr()) - 1]
+
+    def _enter(self, module: nn.Module, args: object) -> None:
+        # A module from outside the model (a loss module) goes by the name of what called it.
+        self._stack.append(self._names.get(module, self._stack[-1]))
+        self._mark()
+
+    def _leave(self, module: nn.Module, args: object, output: object) -> None:
+        self._stack.pop()
+        self._mark()
+
+    def _mark(self) -> None:
+        if not _in_backward():  # a backward thread has a counter of its own
+            self._starts.append(torch.autograd._get_sequence_nr())
+            self._owners.append(self._stack[-1])
+
+
+class _OpRecorder(TorchDispatchMode):
+    """Counts operations below autocast and autograd, where casts and true dtypes are visible."""
+
+    supports_higher_order_operators = True  # flex_attention and the like pass through, counted
+
+    def __init__(self, scopes: _ModuleScopes) -> None:
+        super().__init__()
+        self._scopes = scopes
+        self.counts: Counter[tuple] = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        op = func.name().removeprefix("aten::").split(".")[0]
+        if getattr(func, "is_view", False) or op in _COMPUTE_NOTHING:
+            return result
+        inputs, outputs = _dtypes((args, kwargs)), _dtypes(result)
+        if inputs or outputs:
+            # copy_ writes into its first input: a cast if the source differs from that.
+            is_cast = op in _COPIES and bool(inputs) and len({*inputs, *outputs}) > 1
+            phase = "backward" if _in_backward() else "forward"
+            self.counts[self._scopes.current(), phase, op, inputs, outputs, is_cast] += 1
+        return result
+
+
+def _in_backward() -> bool:
+    return torch._C._current_graph_task_id() != -1
+
+
+def _dtypes(tree: object) -> tuple[str, ...]:
+    tensors = (leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor))
+    floating = (t.dtype for t in tensors if t.is_floating_point() or t.is_complex())
+    return tuple(dict.fromkeys(str(dtype).removeprefix("torch.") for dtype in floating))

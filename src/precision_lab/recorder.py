@@ -1,0 +1,152 @@
+"""What a run leaves behind: metrics.jsonl, status.json, environment.json, result.json. No torch.
+
+Local files are the truth. Every file but metrics.jsonl is written whole and renamed into place, so
+that a reader never sees half of one; metrics.jsonl gets one flushed line a log point.
+"""
+
+import json
+import math
+import os
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+SCHEMA_VERSION = 1
+STATUSES = ("running", "completed", "diverged", "out_of_memory", "failed", "interrupted")
+
+
+@dataclass(frozen=True)
+class Metric:
+    unit: str
+    better: str | None  # "lower" | "higher" | None
+
+
+# Every metric there is. The unit stands in the name where it has one; GiB = 2^30 bytes, MiB = 2^20.
+METRICS = {
+    "train/loss": Metric("nats", "lower"),
+    "train/step": Metric("steps attempted", None),
+    "train/lr": Metric("1", None),
+    "train/grad_norm": Metric("1, before clipping, after unscaling", None),
+    "val/loss": Metric("nats, in the arm's precision", "lower"),
+    "val/loss_fp32": Metric("nats, same weights in IEEE float32", "lower"),
+    "val/accuracy": Metric("share", "higher"),
+    "perf/step_ms_p50": Metric("ms", "lower"),
+    "perf/step_ms_p95": Metric("ms", "lower"),
+    "perf/samples_per_s": Metric("samples/s", "higher"),
+    "perf/data_wait_share": Metric("share of the step time the host waited for data", "lower"),
+    "mem/peak_allocated_gib": Metric("GiB", "lower"),
+    "mem/peak_reserved_gib": Metric("GiB", "lower"),
+    "mem/saved_activations_mib": Metric("MiB kept for backward", "lower"),
+    "mem/saved_weight_casts_mib": Metric("MiB of low-precision parameter copies kept for backward", "lower"),
+    "amp/loss_scale": Metric("1", None),
+    "amp/skipped_steps": Metric("steps", "lower"),
+    "amp/nonfinite_steps": Metric("steps", "lower"),
+    "energy/joules_per_sample": Metric("J", "lower"),
+}
+
+
+class Recorder:
+    """Writes one run folder."""
+
+    def __init__(self, folder: Path, task_metrics: Mapping[str, Metric] | None = None):
+        """`folder` must exist. `task_metrics` declares what the task measures beyond METRICS."""
+        self.folder = folder
+        self.metrics = METRICS | dict(task_metrics or {})
+        self._secrets = secrets_in(os.environ)
+        self._started = time.time()
+
+    def config(self, values: dict[str, Any]) -> None:
+        text = yaml.safe_dump(self._clean(values), sort_keys=False, allow_unicode=True)
+        write_whole(self.folder / "config.yaml", text)
+
+    def environment(self, values: dict[str, Any]) -> None:
+        self._write_json("environment.json", values)
+
+    def status(self, status: str, **details: Any) -> None:
+        if status not in STATUSES:
+            raise ValueError(f"{status} is not a run status")
+        stamp = {"status": status, "pid": os.getpid(), "started": self._started, "updated": time.time()}
+        self._write_json("status.json", stamp | details)
+
+    def log(self, step: int, values: Mapping[str, float | None]) -> None:
+        """Append one line. A non-finite value is null there, and named under `nonfinite`."""
+        self._check_names(values)
+        line = {"train/step": step, "time_s": round(time.time() - self._started, 3), **finite(values)}
+        with (self.folder / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps(line, allow_nan=False) + "\n")
+
+    def result(self, final: Mapping[str, float | None], best: Mapping[str, float | None], **parts: Any) -> None:
+        """Write result.json: all that a comparison table needs.
+
+        `final` and `best` are keyed by metric name; `val/loss` becomes the summary key `final/val_loss`.
+        """
+        self._write_json("result.json", {"schema": SCHEMA_VERSION, **parts, "summary": self.summary(final, best)})
+
+    def summary(self, final: Mapping[str, float | None], best: Mapping[str, float | None]) -> dict[str, Any]:
+        """The flat summary: `final/...` and `best/...`."""
+        flat: dict[str, float | None] = {}
+        for prefix, values in (("final", final), ("best", best)):
+            self._check_names(values)
+            flat |= {f"{prefix}/{name.replace('/', '_')}": value for name, value in values.items()}
+        return finite(flat)
+
+    def _check_names(self, values: Mapping[str, Any]) -> None:
+        unknown = sorted(set(values) - set(self.metrics))
+        if unknown:
+            raise KeyError(f"{unknown[0]} is not declared in recorder.METRICS")
+
+    def _write_json(self, name: str, values: dict[str, Any]) -> None:
+        write_whole(self.folder / name, json.dumps(self._clean(values), indent=2, allow_nan=False) + "\n")
+
+    def _clean(self, values: Any) -> Any:
+        return redact(values, self._secrets)
+
+
+def finite(values: Mapping[str, float | None]) -> dict[str, Any]:
+    """JSON has no NaN: such values become null, and `nonfinite` says which they were."""
+    result: dict[str, Any] = {}
+    nonfinite = {}
+    for key, value in values.items():
+        bad = isinstance(value, float) and not math.isfinite(value)
+        result[key] = None if bad else value
+        if bad:
+            nonfinite[key] = str(value)
+    return result | ({"nonfinite": nonfinite} if nonfinite else {})
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file so that it is either the old one or the new one, whatever happens in between."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with temporary.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+_SECRET_KEY = re.compile(r"(^|[_.-])(api_?key|access_?key|token|secret|password|passwd|credentials?)$", re.IGNORECASE)
+
+
+def secrets_in(environment: Mapping[str, str]) -> list[str]:
+    """Values of environment variables whose names look like credentials; short ones are no secrets."""
+    return [value for name, value in environment.items() if _SECRET_KEY.search(name) and len(value) >= 8]
+
+
+def redact(values: Any, secrets: list[str]) -> Any:
+    """Replace values under secret-looking keys, and known secrets inside any text."""
+    if isinstance(values, dict):
+        return {
+            key: "[redacted]" if value is not None and _SECRET_KEY.search(str(key)) else redact(value, secrets)
+            for key, value in values.items()
+        }
+    if isinstance(values, list | tuple):
+        return [redact(value, secrets) for value in values]
+    if isinstance(values, str):
+        for secret in secrets:
+            values = values.replace(secret, "[redacted]")
+    return values

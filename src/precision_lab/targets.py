@@ -1,0 +1,56 @@
+"""The open sets: a `_target_` and its arguments turned into the object they name.
+
+A `_target_` may come from any installed package, or from a file of the user's found through
+PYTHONPATH. Whatever is wrong with it becomes one sentence.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from hydra.errors import InstantiationException
+from hydra.utils import get_object
+from hydra.utils import instantiate as hydra_instantiate
+
+from precision_lab.errors import InputError
+
+
+def instantiate(group: str, node: dict[str, Any], *args: Any) -> Any:
+    """Call the open set's `_target_` with its arguments. `kind` is ours and is not passed on."""
+    return _call(group, node, args)
+
+
+def bind(group: str, node: dict[str, Any]) -> Callable[..., Any]:
+    """A callable for the open set: a class is instantiated, a function gets its arguments bound."""
+    target = locate(group, node)
+    return _call(group, node, ()) if isinstance(target, type) else partial(target, **_arguments(node))
+
+
+def locate(group: str, node: dict[str, Any]) -> Any:
+    """The class or function that `_target_` names; InputError if there is none."""
+    target = node["_target_"]
+    try:
+        return get_object(target)
+    except Exception as error:  # importing a user's module can raise anything
+        cause = str(error).split("\n")[0].rstrip(".")
+        raise InputError(
+            f"{group}._target_={target} cannot be loaded ({cause}). "
+            "Name an importable class or function; for a file of your own set PYTHONPATH to its folder."
+        ) from error
+
+
+def _arguments(node: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in node.items() if key not in ("_target_", "kind")}
+
+
+def _call(group: str, node: dict[str, Any], args: tuple[Any, ...]) -> Any:
+    try:
+        return hydra_instantiate({"_target_": node["_target_"], **_arguments(node)}, *args, _convert_="all")
+    except InstantiationException as error:
+        cause = error.__cause__ or error
+        if isinstance(cause, InputError):
+            raise cause from error
+        if isinstance(cause, TypeError | ValueError):
+            text = str(cause).split("\n")[0].rstrip(".")
+            raise InputError(f"{group}: {node['_target_']} refused its arguments: {text}.") from error
+        raise cause from error

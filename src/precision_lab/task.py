@@ -1,0 +1,110 @@
+"""Tasks `(model, batch) -> loss, metrics`, and the workload: model, data and task put together.
+
+The loss is always formed from float32 logits: near 2.9 a bfloat16 loss moves in steps of 0.0156.
+Under autocast this changes nothing, since cross-entropy takes float32 there anyway.
+Metrics cost time and are computed in evaluation alone: while training a task returns none.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from precision_lab import config, targets
+from precision_lab.config import SHARED_FACTS, Config
+from precision_lab.datasets import Data, as_data
+from precision_lab.errors import InputError
+from precision_lab.seeds import seed_globals
+
+Task = Callable[[nn.Module, Any], tuple[Tensor, dict[str, Tensor]]]
+
+
+class Classification:
+    """Cross-entropy of `model(images) -> logits [B, C]` on batches `(images [B, ...], labels [B])`.
+
+    Auxiliary heads (a torchvision namedtuple with `aux_logits*`) add their loss times `aux_weight`.
+    """
+
+    def __init__(self, label_smoothing: float = 0.0, aux_weight: float = 0.3):
+        self.label_smoothing, self.aux_weight = label_smoothing, aux_weight
+
+    def __call__(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        images, labels = batch
+        output = model(images)
+        logits = main_output(output)  # [B, C]
+        loss = self._cross_entropy(logits, labels)
+        for name in getattr(output, "_fields", ()):
+            if name.startswith("aux_logits") and getattr(output, name) is not None:
+                loss = loss + self.aux_weight * self._cross_entropy(getattr(output, name), labels)
+        if model.training:
+            return loss, {}
+        return loss, {"accuracy": (logits.argmax(-1) == labels).float().mean()}
+
+    def _cross_entropy(self, logits: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(logits.float(), labels, label_smoothing=self.label_smoothing)
+
+
+class LanguageModel:
+    """Next-token cross-entropy in nats a token of `model(tokens [B, T]) -> logits [B, T, V]`.
+
+    A batch is `[B, T + 1]` tokens: the model reads the first T and is scored on the last T.
+    """
+
+    def __call__(self, model: nn.Module, batch: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        logits = main_output(model(batch[:, :-1]))  # [B, T, V]
+        targets = batch[:, 1:]  # [B, T]
+        loss = F.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
+        if model.training:
+            return loss, {}
+        return loss, {"accuracy": (logits.argmax(-1) == targets).float().mean()}
+
+
+def main_output(output: Any) -> Tensor:
+    """The logits in what a model returned: a tensor, an object with `.logits`, or a tuple that begins with them."""
+    if isinstance(output, Tensor):
+        return output
+    if isinstance(getattr(output, "logits", None), Tensor):
+        return output.logits
+    if isinstance(output, tuple | list) and output and isinstance(output[0], Tensor):
+        return output[0]
+    raise InputError(
+        f"The model returned {type(output).__name__}; this task reads a tensor, an object with .logits or a "
+        "tuple that begins with the logits. For any other output use task=custom."
+    )
+
+
+@dataclass
+class Workload:
+    """What is trained: the model with its seeded initial weights (on the CPU, float32), data and task."""
+
+    model: nn.Module
+    data: Data
+    task: Task
+
+
+def build(asked: Config) -> Workload:
+    """Build data, then the model on it, then the task. Weights depend on the run's seed, data does not."""
+    for group in config.OPEN_SETS:  # a class that does not exist is told before data is read
+        targets.locate(group, getattr(asked, group))
+    dataset = {
+        key: asked.model.get(key) if value is None and key in SHARED_FACTS else value
+        for key, value in asked.dataset.items()
+    }
+    seed_globals(0)  # for a dataset of the user's that draws: equal in all runs, or none were comparable
+    data = as_data(targets.instantiate("dataset", dataset))
+    model_node = {
+        key: data.facts.get(key) if value is None and key in SHARED_FACTS else value
+        for key, value in asked.model.items()
+    }
+    unknown = [key for key in SHARED_FACTS if key in model_node and model_node[key] is None]
+    if unknown:
+        raise InputError(
+            f"model.{unknown[0]} is null and dataset={config.label(asked.dataset)} does not tell it; set model.{unknown[0]}."
+        )
+    seed_globals(asked.seed)
+    model = targets.instantiate("model", model_node)
+    if not isinstance(model, nn.Module):
+        raise InputError(f"model._target_={model_node['_target_']} built {type(model).__name__}, not an nn.Module.")
+    return Workload(model, data, targets.bind("task", asked.task))

@@ -1,0 +1,204 @@
+"""The training loop and the evaluation. One loop for all arms, without a branch on the precision.
+
+The host waits for the device where a window closes and nowhere else: each step leaves its loss,
+gradient norm and non-finite flag on the device, and `Window.read` fetches them together.
+"""
+
+import hashlib
+import statistics
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+
+from precision_lab.config import TrainerConfig
+from precision_lab.errors import InputError
+from precision_lab.meter import Meter
+from precision_lab.optim import LearningRate, NonFiniteGuard, Schedule
+from precision_lab.precision import Policy
+from precision_lab.task import Task
+
+
+@dataclass
+class Progress:
+    """Where a run stands: updated at every log point, on the host. Steps are counted from 1."""
+
+    step: int = 0  # attempted
+    nonfinite_steps: int = 0  # loss or gradient norm not finite
+    skipped_steps: int = 0  # update not applied
+    skips_in_a_row: int = 0
+    loss_scale: float = 1.0
+    diverged: str | None = None  # the reason
+    losses: "hashlib._Hash" = field(default_factory=hashlib.sha256)  # over every step's float32 loss
+
+
+class Trainer:
+    """One arm's model, optimizer and scaler, and the step that all arms share."""
+
+    def __init__(
+        self,
+        plan: TrainerConfig,
+        policy: Policy,
+        task: Task,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        schedule: Schedule,
+    ):
+        self.plan, self.policy, self.task, self.model, self.optimizer = plan, policy, task, model, optimizer
+        self.schedule = schedule
+        self.scaler = policy.grad_scaler()
+        self.guard = NonFiniteGuard(optimizer, model)
+        self.window = Window()
+        self._parameters = [p for p in model.parameters() if p.requires_grad]
+
+    def step(self, batches: Iterator[Any]) -> None:
+        """One optimizer step over `accumulation` micro-batches. The same for every precision."""
+        self.optimizer.zero_grad()
+        for _ in range(self.plan.accumulation):
+            batch = next(batches)
+            with self.policy.autocast():  # forward and loss, and nothing else
+                loss, _ = self.task(self.model, batch)
+            self.scaler.scale(loss / self.plan.accumulation).backward()
+            self.window.add_loss(loss)
+        self.scaler.unscale_(self.optimizer)
+        grad_norm = clip_gradients(self._parameters, self.plan.grad_clip)
+        nonfinite = (grad_norm - grad_norm).ne(0).float()  # inf - inf and NaN - NaN are NaN
+        self.guard.step(self.scaler, nonfinite)
+        self.scaler.update()
+        self.window.add_step(grad_norm, nonfinite)
+
+    def train(
+        self,
+        batches: Iterator[Any],
+        meter: Meter,
+        total_steps: int,
+        on_log: Callable[[Progress, dict[str, float]], None],
+    ) -> None:
+        """Take `total_steps` steps, or fewer if the run diverges. Calls `on_log` at every log point."""
+        progress, batches = Progress(), meter.timed(batches)
+        rate = LearningRate(self.optimizer, self.schedule, total_steps)
+        self.model.train()
+        meter.start()
+        for step in range(total_steps):
+            lr = rate.set(step)
+            self.step(batches)
+            meter.step(self.plan.batch_size * self.plan.accumulation)
+            if is_log_point(step + 1, self.plan, total_steps):
+                step_ms = meter.close()
+                readings = self.window.read(progress, self.policy, self.scaler)
+                on_log(progress, readings | {"train/lr": lr} | timing(step_ms))
+                if progress.diverged:
+                    return
+                meter.start()
+
+
+def is_log_point(done: int, plan: TrainerConfig, total_steps: int) -> bool:
+    """Whether the host reads the device after `done` steps."""
+    evaluates = plan.eval_every is not None and done % plan.eval_every == 0
+    return done % plan.log_every == 0 or evaluates or done == total_steps
+
+
+def clip_gradients(parameters: list[nn.Parameter], max_norm: float | None) -> Tensor:
+    """Clip to `max_norm` if there is one; return the L2 norm before clipping, without a host sync."""
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    if not gradients:
+        raise InputError("No parameter received a gradient; the task's loss does not depend on the model.")
+    norm = get_total_norm(gradients)
+    if max_norm is not None:
+        clip_grads_with_norm_(parameters, max_norm, norm)
+    return norm
+
+
+def timing(step_ms: list[float]) -> dict[str, float]:
+    """The window's median step time, if it held a measured step."""
+    return {"perf/step_ms_p50": statistics.median(step_ms)} if step_ms else {}
+
+
+class Window:
+    """What the steps since the last log point left on the device."""
+
+    def __init__(self) -> None:
+        self._losses: list[Tensor] = []
+        self._norms: list[Tensor] = []
+        self._flags: list[Tensor] = []
+
+    def add_loss(self, loss: Tensor) -> None:
+        self._losses.append(loss.detach())
+
+    def add_step(self, grad_norm: Tensor, nonfinite: Tensor) -> None:
+        self._norms.append(grad_norm)
+        self._flags.append(nonfinite)
+
+    def read(self, progress: Progress, policy: Policy, scaler: torch.amp.GradScaler) -> dict[str, float]:
+        """Fetch everything once, bring `progress` up to date, and return the window's figures."""
+        steps = len(self._flags)
+        losses = _fetch(self._losses).reshape(steps, -1).mean(1)
+        norms, flags = _fetch(self._norms), _fetch(self._flags) != 0
+        self.__init__()
+        progress.losses.update(losses.astype("<f4").tobytes())
+        progress.nonfinite_steps += int((flags | ~numpy.isfinite(losses)).sum())
+        progress.skipped_steps += int(flags.sum())
+        progress.loss_scale = scaler.get_scale()
+        limit = policy.config.max_consecutive_skips
+        for flag in flags:
+            progress.step += 1
+            progress.skips_in_a_row = progress.skips_in_a_row + 1 if flag else 0
+            if progress.skips_in_a_row > limit and not progress.diverged:
+                first = progress.step - progress.skips_in_a_row + 1
+                progress.diverged = (
+                    f"more than precision.max_consecutive_skips={limit} non-finite steps in a row, from step {first} on"
+                )
+        if scaler.is_enabled() and progress.loss_scale < policy.config.min_scale and not progress.diverged:
+            progress.diverged = (
+                f"loss scale {progress.loss_scale:g} fell below precision.min_scale={policy.config.min_scale:g} "
+                f"by step {progress.step}"
+            )
+        return {
+            "train/loss": float(losses.mean()),
+            "train/grad_norm": float(norms[-1]),
+            "amp/loss_scale": progress.loss_scale,
+            "amp/skipped_steps": progress.skipped_steps,
+            "amp/nonfinite_steps": progress.nonfinite_steps,
+        }
+
+
+def _fetch(scalars: list[Tensor]) -> numpy.ndarray:
+    return torch.stack(scalars).float().cpu().numpy().astype("float64")
+
+
+def evaluate(
+    policy: Policy, task: Task, model: nn.Module, batches: Callable[[], Iterator[tuple[Any, int]]]
+) -> dict[str, float]:
+    """Mean loss and metrics over all validation samples, twice on the same weights.
+
+    `val/loss` and the metrics in the arm's own precision, `val/loss_fp32` in IEEE float32.
+    Leaves generators, training mode and parameters as they were.
+    """
+    was_training = model.training
+    devices = [policy.device] if policy.device.type == "cuda" else []
+    model.eval()
+    try:
+        with torch.random.fork_rng(devices), torch.no_grad():
+            with policy.autocast():
+                own = _mean_over(task, model, batches())
+            with policy.reference(model):
+                reference = _mean_over(task, model, batches())
+    finally:
+        model.train(was_training)
+    return {f"val/{name}": value for name, value in own.items()} | {"val/loss_fp32": reference["loss"]}
+
+
+def _mean_over(task: Task, model: nn.Module, batches: Iterator[tuple[Any, int]]) -> dict[str, float]:
+    sums: dict[str, float] = {}
+    total = 0
+    for batch, samples in batches:
+        loss, metrics = task(model, batch)
+        for name, value in {"loss": loss, **metrics}.items():
+            # summed on the host in float64: MPS has none, and a bfloat16 sum stops growing
+            sums[name] = sums.get(name, 0.0) + float(value) * samples
+        total += samples
+    return {name: value / total for name, value in sums.items()}

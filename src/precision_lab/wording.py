@@ -1,0 +1,73 @@
+"""Hydra's and OmegaConf's errors in one or two sentences that name the key and the valid choices."""
+
+import difflib
+import re
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+from omegaconf.errors import MissingMandatoryValue
+
+
+def word(error: Exception, schema: type, conf: Path) -> str:
+    """Say what is wrong, where, and what is valid.
+
+    `schema` is the root dataclass (its fields are the valid keys), `conf` the folder of the groups.
+    """
+    text = str(error)
+    cause = error.__cause__ or error
+    lines = [line.strip() for line in text.split("\n") if line.strip()]
+    if match := re.search(r"Could not find '([\w-]+(?:/[\w-]+)*)/([^/']+)'", text):
+        group, choice = match.groups()
+        return f"{group}={choice} does not exist; {_choices(choice, _options(conf / group))}."
+    # an unknown key: "Key 'stepz' not in 'TrainerConfig'" or "... is not in struct"
+    key = _full_key(str(cause)) or _full_key(text)
+    if "not in struct" in text or re.search(r"Key '.*' not in '", text):
+        return f"{key} is not a known key; {_known_keys(key, schema)}."
+    if match := re.search(r"Could not override '([^']+)'", text):
+        return f"{match.group(1)} is not a known config group; {_choices(match.group(1), _groups(conf))}."
+    if match := re.search(r"Value '(.*)' of type '\w+' could not be converted to (\w+)", text):
+        return f"{key}={match.group(1)} is not valid; it must be {_article(match.group(2))}."
+    if match := re.search(r"Invalid value '(.*)', expected one of \[(.*)\]", text):
+        return f"{key}={match.group(1)} is not valid; valid are {match.group(2)}."
+    if isinstance(cause, MissingMandatoryValue):
+        return f"{key} has no value; give it one on the command line."
+    first = lines[0].rstrip(".") if lines else type(error).__name__
+    where = f" ({key})" if key and key not in first else ""
+    return f"{first}{where}."
+
+
+def _article(kind: str) -> str:
+    names = {"Float": "a number", "Integer": "a whole number", "Boolean": "true or false", "String": "text"}
+    return names.get(kind, kind)
+
+
+def _full_key(text: str) -> str:
+    match = re.search(r"full_key: (\S+)", text)
+    return match.group(1) if match else ""
+
+
+def _options(folder: Path) -> list[str]:
+    return sorted(path.stem for path in folder.glob("*.yaml"))
+
+
+def _groups(conf: Path) -> list[str]:
+    return sorted(path.name for path in conf.iterdir() if path.is_dir() and path.name != "hydra")
+
+
+def _choices(given: str, valid: list[str]) -> str:
+    near = difflib.get_close_matches(given, valid, n=1)
+    hint = f"did you mean {near[0]}? " if near else ""
+    return f"{hint}Valid are {', '.join(valid)}" if near else f"valid are {', '.join(valid)}"
+
+
+def _known_keys(key: str, schema: type) -> str:
+    """The valid keys beside `key`, or how to add an argument to an open set."""
+    *parents, last = key.split(".")
+    node: Any = schema
+    for parent in parents:
+        types = {f.name: f.type for f in fields(node)} if is_dataclass(node) else {}
+        node = types.get(parent)
+    if is_dataclass(node):
+        return _choices(last, [f.name for f in fields(node)])
+    return f"if {parents[0] if parents else key}._target_ takes it, write +{key}=..."

@@ -1,0 +1,32 @@
+"""One thread, no W&B, every process-wide switch put back; slow and gpu tests skipped with their reason."""
+
+import pytest
+import torch
+
+from precision_lab.config import Float32Mode
+from precision_lab.precision import set_float32
+
+
+def pytest_collection_modifyitems(config, items):
+    asked = config.getoption("-m")
+    for item in items:
+        if "slow" in item.keywords and "slow" not in asked:
+            item.add_marker(pytest.mark.skip(reason="slow: run it with `make test-slow`"))
+        if "gpu" in item.keywords:
+            if not torch.cuda.is_available():
+                item.add_marker(pytest.mark.skip(reason="gpu: needs a CUDA device, and there is none here"))
+            elif "gpu" not in asked:
+                item.add_marker(pytest.mark.skip(reason="gpu: run it with `make test-gpu`"))
+
+
+@pytest.fixture(autouse=True)
+def clean_process(monkeypatch):
+    """A test that leaves a process-wide switch changed fails; those that may be changed are put back."""
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+    assert torch.get_default_dtype() is torch.float32
+    assert not torch.is_autocast_enabled("cpu")
+    set_float32(Float32Mode.ieee, Float32Mode.ieee)  # whatever arm the test ran

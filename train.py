@@ -1,0 +1,46 @@
+"""The single entrypoint: compose, check, run. `python train.py --help` lists what can be set."""
+
+import os
+import sys
+
+os.environ["HYDRA_FULL_ERROR"] = "1"  # hands composition errors to us whole, so that we can word them
+
+import hydra  # noqa: E402
+from hydra.core.hydra_config import HydraConfig  # noqa: E402
+from hydra.errors import HydraException  # noqa: E402
+from hydra.types import RunMode  # noqa: E402
+from omegaconf.errors import OmegaConfBaseException  # noqa: E402
+
+from precision_lab import config  # noqa: E402
+from precision_lab.errors import InputError  # noqa: E402
+from precision_lab.wording import word  # noqa: E402
+
+
+@hydra.main(version_base="1.3", config_path="conf", config_name="config")
+def main(composed) -> None:
+    try:
+        if HydraConfig.get().mode is RunMode.MULTIRUN:
+            raise InputError(
+                "-m would run all jobs in one process, where backend flags and memory peaks leak from one "
+                "to the next; run the commands one by one."
+            )
+        asked = config.typed(composed)
+        from precision_lab.run import run  # torch comes in here: wrong input is answered before
+
+        code = run(asked)
+    except InputError as error:
+        code = refuse(error)
+    sys.exit(code)
+
+
+def refuse(sentence: object) -> int:
+    print(f"precision-lab: {sentence}", file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    config.register()
+    try:
+        main()
+    except (HydraException, OmegaConfBaseException) as error:  # composition failed
+        sys.exit(refuse(word(error, config.Config, config.CONF)))
