@@ -30,6 +30,8 @@ def main(composed) -> None:
         code = run(asked)
     except InputError as error:
         code = refuse(error)
+    except KeyboardInterrupt:  # before the run had a folder to say so in
+        code = 130
     sys.exit(code)
 
 

@@ -1,11 +1,12 @@
 """What the training loop costs: ratio of its step time to a hand-written loop's, in alternation.
 
-    python scripts/bench_loop.py [pairs=60]
+    python scripts/bench_loop.py [pairs=120]
 
 Both train the same MLP from equal weights on equal batches with the same fused optimizer, one
 thread. The hand-written loop runs in blocks between blocks of ours, from inside the iterator that
 hands out our batches, so that `Trainer.train` runs whole and a drift of the machine hits both.
 A ratio is exp(median over pairs of log(ours / by hand)); its 95 % interval bootstraps the pairs.
+Both loops are built anew ten times, since where a model lies in memory moves its step time too.
 """
 
 import math
@@ -32,6 +33,7 @@ from precision_lab.task import Classification
 from precision_lab.trainer import Trainer
 
 BATCH, FEATURES, CLASSES = 64, 16, 10
+ROUNDS = 10
 DEVICE = torch.device("cpu")
 
 
@@ -70,6 +72,11 @@ def by_hand(precision: str, width: int, batches: list, clip: bool) -> Callable[[
 
 def measure(precision: str, width: int, block: int, log_every: int, pairs: int, clip: bool) -> list[tuple]:
     """(ours, by hand) seconds of `pairs` pairs of blocks of `block` steps, order alternating."""
+    rounds = [_round(precision, width, block, log_every, pairs // ROUNDS, clip) for _ in range(ROUNDS)]
+    return [pair for times in rounds for pair in times]
+
+
+def _round(precision: str, width: int, block: int, log_every: int, pairs: int, clip: bool) -> list[tuple]:
     batches = make_batches()
     hand = by_hand(precision, width, batches, clip)
     asked, policy, model, optimizer = build(precision, width)
@@ -88,12 +95,7 @@ def measure(precision: str, width: int, block: int, log_every: int, pairs: int, 
 
     with tempfile.TemporaryDirectory() as folder:
         recorder = Recorder(Path(folder))
-        trainer.train(
-            alternating(),
-            Meter(DEVICE, 0),
-            total,
-            lambda progress, readings: recorder.log(progress.step, readings),
-        )
+        trainer.train(alternating(), Meter(DEVICE, 0), total, lambda done, figures: recorder.log(done.step, figures))
     return times[2:]  # the first pairs allocate, import and warm up
 
 
@@ -128,7 +130,7 @@ def width_for(milliseconds: float) -> int:
 
 
 def main() -> None:
-    pairs = int(dict(word.split("=") for word in sys.argv[1:]).get("pairs", 60))
+    pairs = int(dict(word.split("=") for word in sys.argv[1:]).get("pairs", 120))
     torch.set_num_threads(1)
     width = width_for(2.0)
     default = compose([]).trainer.log_every

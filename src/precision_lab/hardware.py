@@ -187,3 +187,8 @@ def describe(device: torch.device, support: dict[str, str]) -> str:
     words = ", ".join(f"{name} {word}" for name, word in support.items())
     threads = f", {machine['threads']} threads" if device.type == "cpu" else ""
     return f"{device.type}: {machine['model']}{threads}; {words}"
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether a device or the host ran out of memory; torch's CPU allocator has no exception of its own."""
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)

@@ -91,8 +91,9 @@ class NonFiniteGuard:
         self._flag = nonfinite
         if not self.syncs or not nonfinite.item():
             scaler.step(self._optimizer)
+        self._flag = None
         if not self.syncs:
-            self._optimizer.found_inf = self._flag = None
+            self._optimizer.found_inf = None
         for group in self._buffers:
             group.keep_old_where(nonfinite)
 

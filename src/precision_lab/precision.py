@@ -19,7 +19,7 @@ from precision_lab.errors import InputError
 SIGNIFICAND_BITS = {"float32": 23, "tf32": 10, "bfloat16": 7, "float16": 10}
 
 
-class LabelError(RuntimeError):
+class LabelError(InputError):
     """The precision that executes is not the one the arm names."""
 
 
@@ -94,8 +94,12 @@ class Policy:
         Feeds 1 + 2^-k, k = 1..32, through an identity and counts which k survive: 23 is IEEE float32,
         10 tf32 or float16, 7 bfloat16. Draws no random numbers.
         """
-        values = torch.diag(1 + 2.0 ** -torch.arange(1.0, 33.0)).to(self.device, self.param_dtype)
-        identity = torch.eye(32, device=self.device, dtype=self.param_dtype)
+        # large enough on a GPU for its libraries to choose tensor cores; small where float16 is emulated
+        size = 32 if self.device.type == "cpu" else 512
+        diagonal = torch.ones(size)
+        diagonal[:32] += 2.0 ** -torch.arange(1.0, 33.0)
+        values = torch.diag(diagonal).to(self.device, self.param_dtype)  # [size, size]
+        identity = torch.eye(size, device=self.device, dtype=self.param_dtype)
         with torch.no_grad(), self.autocast():
             linear = nn.functional.linear(values, identity)
             conv = nn.functional.conv2d(values.T[None, :, None, :], identity[:, :, None, None])[0, :, 0, :]

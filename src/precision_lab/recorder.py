@@ -54,7 +54,7 @@ class Recorder:
     """Writes one run folder."""
 
     def __init__(self, folder: Path, task_metrics: Mapping[str, Metric] | None = None):
-        """`folder` must exist. `task_metrics` declares what the task measures beyond METRICS."""
+        """`folder` must exist. `task_metrics` says of what the task measures its unit and better direction."""
         self.folder = folder
         self.metrics = METRICS | dict(task_metrics or {})
         self._secrets = secrets_in(os.environ)
@@ -75,6 +75,9 @@ class Recorder:
 
     def log(self, step: int, values: Mapping[str, float | None]) -> None:
         """Append one line. A non-finite value is null there, and named under `nonfinite`."""
+        for name in values:
+            if name.startswith("val/"):  # a task measures what it likes
+                self.metrics.setdefault(name, Metric("not stated", None))
         self._check_names(values)
         line = {"train/step": step, "time_s": round(time.time() - self._started, 3), **finite(values)}
         with (self.folder / "metrics.jsonl").open("a") as file:

@@ -8,7 +8,6 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -16,19 +15,16 @@ from typing import Any
 
 import torch
 
-from precision_lab import config, hardware, identity, targets
-from precision_lab.batches import TrainBatches, eval_batches, place_on
+from precision_lab import config, hardware, identity
+from precision_lab.assemble import Assembly, assemble, make_trainer, training_batches
+from precision_lab.batches import TrainBatches, eval_batches
 from precision_lab.config import Config
 from precision_lab.environment import environment
 from precision_lab.errors import InputError
-from precision_lab.hashing import content_hash
 from precision_lab.meter import Meter
-from precision_lab.optim import build_optimizer
-from precision_lab.precision import Policy
 from precision_lab.probe.memory import cpu_step_peak_bytes, saved_activations
 from precision_lab.recorder import Metric, Recorder, redact, secrets_in
 from precision_lab.seeds import derive, seed_globals
-from precision_lab.task import Workload, build
 from precision_lab.terminal import bar, summary_line
 from precision_lab.tracking import Mirror
 from precision_lab.trainer import Progress, Trainer, evaluate
@@ -45,54 +41,48 @@ def run(asked: Config) -> int:
 
     InputError before anything was written means exit code 2 and no folder.
     """
-    device = hardware.select_device(asked.device)
-    support = hardware.dtype_support(device)
-    notes = [hardware.describe(device, support)]
-    if asked.precision.name == "auto":
-        arm, reason = hardware.choose_precision(device, support)
-        asked = replace(asked, precision=config.load_precision(arm))
-        notes.append(f"precision=auto: {arm}, since {reason}")
-    notes += _emulation_notes(asked, device, support)
-    policy = Policy(asked.precision, device)
-    flags = policy.apply_backends()
-    proof = policy.prove()
-    workload = build(asked)
+    ready = assemble(asked)
+    trainer, batches = make_trainer(ready), training_batches(ready)
     if asked.check:
-        print("\n".join([*notes, f"{_title(asked)}: the input is right; nothing was trained (check=true)."]))
+        print(*ready.notes, f"{_title(ready.asked)}: the input is right; nothing was trained.", sep="\n")
         return 0
-    folder = _make_folder(asked, device)
+    folder = _make_folder(ready)
     with _logging_to(folder / "train.log"):
-        for note in notes:
+        for note in ready.notes:
             log.info(note)
-        log.info("%s -> %s", _title(asked), folder)
-        recorder = Recorder(folder, _task_metrics(workload.task))
-        recorder.config(identity.as_values(asked))
-        facts = environment(device) | {"support": support, "backend_flags": flags, "label_proof": proof}
-        recorder.environment(facts)
-        return _Run(asked, policy, workload, recorder, facts).to_the_end()
+        log.info("%s -> %s", _title(ready.asked), folder)
+        if trainer.guard.syncs:
+            optimizer = type(trainer.optimizer).__name__
+            log.info("%s takes no flag to skip a step by: each step waits for the device", optimizer)
+        recorder = Recorder(folder, _task_metrics(ready.workload.task))
+        return _Run(ready, trainer, batches, recorder).to_the_end()
 
 
 class _Run:
     """Training, evaluation and measuring, and the status whatever happens on the way."""
 
-    def __init__(self, asked: Config, policy: Policy, workload: Workload, recorder: Recorder, facts: dict[str, Any]):
-        self.asked, self.policy, self.workload, self.recorder = asked, policy, workload, recorder
-        self.facts = facts  # what environment.json holds
+    def __init__(self, ready: Assembly, trainer: Trainer, batches: TrainBatches, recorder: Recorder):
+        self.ready, self.asked = ready, ready.asked
+        self.trainer, self.batches, self.recorder = trainer, batches, recorder
         self.progress = Progress()
         self.final: dict[str, float | None] = {}
         self.best: dict[str, float | None] = {}
-        self.hashes = {
-            "data": workload.data.hash,
-            "initial_weights": content_hash(workload.model.state_dict()),
+        self.hashes = {"data": ready.workload.data.hash, "initial_weights": ready.workload.weights_hash}
+        self.environment = environment(ready.policy.device) | {
+            "support": ready.support,
+            "backend_flags": ready.flags,
+            "label_proof": ready.proof,
         }
+        recorder.config(identity.as_values(self.asked))
+        recorder.environment(self.environment)
         self.mirror = Mirror(
-            asked.wandb,
-            Path(asked.paths.outputs) / "wandb",
-            name=identity.slug(asked, policy.device.type),
-            group=asked.wandb.group or identity.experiment_signature(asked),
+            self.asked.wandb,
+            Path(self.asked.paths.outputs),
+            name=identity.slug(self.asked, ready.policy.device.type),
+            group=self.asked.wandb.group or identity.experiment_signature(self.asked),
             job_type="train",
-            tags=[asked.precision.name, policy.device.type, *asked.tags],
-            config=_mirror_config(asked, facts),
+            tags=[self.asked.precision.name, ready.policy.device.type, *self.asked.tags],
+            config=_mirror_config(self.asked, self.environment),
         )
 
     def to_the_end(self) -> int:
@@ -110,7 +100,7 @@ class _Run:
         except InputError as error:
             status, reason, code = "failed", str(error), 2
         except Exception as error:
-            if is_out_of_memory(error):
+            if hardware.is_out_of_memory(error):
                 status, reason = "out_of_memory", str(error).split("\n")[0]
             else:
                 status, reason, code = "failed", f"{type(error).__name__}: {str(error).split(chr(10))[0]}", 1
@@ -119,13 +109,11 @@ class _Run:
         return code
 
     def _train_and_measure(self) -> None:
-        asked, policy, data, plan = self.asked, self.policy, self.workload.data, self.asked.trainer
-        place = place_on(policy.device, asked.device.channels_last)
-        batches = TrainBatches(data.train, plan.batch_size, derive(asked.seed, "order"), place, plan.workers)
+        asked, plan, data = self.asked, self.asked.trainer, self.ready.workload.data
+        trainer, batches = self.trainer, self.batches
+        validation = partial(eval_batches, data.val, plan.batch_size, self.ready.place, plan.workers)
         steps = plan.steps or plan.epochs * max(1, len(data.train) // (plan.batch_size * plan.accumulation))
-        trainer = self._make_trainer()
-        meter = Meter(policy.device, asked.meter.warmup_steps)
-        validation = partial(eval_batches, data.val, plan.batch_size, place, plan.workers)
+        meter = Meter(trainer.policy.device, asked.meter.warmup_steps)
         seed_globals(derive(asked.seed, "dropout"))
         with bar(_title(asked), steps) as show:
 
@@ -133,7 +121,7 @@ class _Run:
                 self.progress = progress
                 last = progress.step == steps or progress.diverged
                 if last or (plan.eval_every and progress.step % plan.eval_every == 0):
-                    readings = readings | evaluate(policy, trainer.task, trainer.model, validation)
+                    readings = readings | evaluate(trainer.policy, trainer.task, trainer.model, validation)
                 self._log(readings)
                 show(progress.step, readings)
 
@@ -142,24 +130,7 @@ class _Run:
         self.hashes |= {"batches": batches.order_hash(), "losses": self.progress.losses.hexdigest()[:16]}
         self.progress.diverged = self.progress.diverged or self._useless_end()
         if asked.probe.memory and not self.progress.diverged:
-            first = TrainBatches(data.train, plan.batch_size, derive(asked.seed, "order"), place)
-            self.final |= measure_memory(trainer, next(first))
-
-    def _make_trainer(self) -> Trainer:
-        asked, policy = self.asked, self.policy
-        memory_format = torch.channels_last if asked.device.channels_last else torch.preserve_format
-        model = policy.prepare(self.workload.model.to(policy.device, memory_format=memory_format))
-        optimizer = build_optimizer(asked.optimizer, model)
-        if asked.device.compile:
-            model = torch.compile(model)
-        schedule = targets.bind("scheduler", asked.scheduler)
-        trainer = Trainer(asked.trainer, policy, self.workload.task, model, optimizer, schedule)
-        if trainer.guard.syncs:
-            log.info(
-                "%s takes no flag to skip a step by; each step waits for the device once.",
-                type(optimizer).__name__,
-            )
-        return trainer
+            self.final |= measure_memory(trainer, next(training_batches(self.ready)), asked.device.compile)
 
     def _log(self, readings: dict[str, float]) -> None:
         self.recorder.log(self.progress.step, readings)
@@ -193,8 +164,8 @@ class _Run:
             experiment_signature=identity.experiment_signature(asked),
             run_signature=identity.run_signature(asked),
             hashes=self.hashes,
-            fingerprint=self.facts["fingerprint"],
-            versions=self.facts["versions"],
+            fingerprint=self.environment["fingerprint"],
+            versions=self.environment["versions"],
             config=identity.as_values(asked),
         )
         self.mirror.finish(status, self.recorder.summary(self.final, self.best))
@@ -202,7 +173,7 @@ class _Run:
         log.info(summary_line(identity.arm_label(asked.precision), status, reason, progress.step, self.final))
 
 
-def measure_memory(trainer: Trainer, batch: Any) -> dict[str, float]:
+def measure_memory(trainer: Trainer, batch: Any, compiled: bool) -> dict[str, float]:
     """Memory of one more step, after training and its evaluation: nothing that counts can be disturbed.
 
     Saved activations on every device; the peak on a CPU alone, from the allocator's events
@@ -215,11 +186,11 @@ def measure_memory(trainer: Trainer, batch: Any) -> dict[str, float]:
             return trainer.task(trainer.model, batch)[0]
 
     trainer.model.train()
-    saved = saved_activations(trainer.model, forward, exclude=inputs)
-    figures = {
-        "mem/saved_activations_mib": saved.activations_bytes / 2**20,
-        "mem/saved_weight_casts_mib": saved.weight_casts_bytes / 2**20,
-    }
+    figures = {}
+    if not compiled:  # a compiled model would run eagerly beneath the instrument, and keep something else
+        saved = saved_activations(trainer.model, forward, exclude=inputs)
+        figures["mem/saved_activations_mib"] = saved.activations_bytes / 2**20
+        figures["mem/saved_weight_casts_mib"] = saved.weight_casts_bytes / 2**20
     if trainer.policy.device.type == "cpu":
         state = [value for entry in trainer.optimizer.state.values() for value in entry.values()]
         alive = [
@@ -234,22 +205,6 @@ def measure_memory(trainer: Trainer, batch: Any) -> dict[str, float]:
     return figures
 
 
-def is_out_of_memory(error: Exception) -> bool:
-    """Whether a device or the host ran out of memory; torch's CPU allocator has no exception of its own."""
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)
-
-
-def _emulation_notes(asked: Config, device: torch.device, support: dict[str, str]) -> list[str]:
-    notes = []
-    for name in hardware.check_support(asked.precision, device, support):
-        ratio = hardware.slowdown(getattr(torch, name), device)
-        notes.append(
-            f"{name} has no units of its own here: a 256 x 256 matmul was measured just now to take "
-            f"{ratio:.3g} times as long as in float32. Expect no gain in speed."
-        )
-    return notes
-
-
 def _title(asked: Config) -> str:
     arm, model, data = (
         identity.arm_label(asked.precision),
@@ -259,10 +214,10 @@ def _title(asked: Config) -> str:
     return f"{arm}: {model} on {data}, seed {asked.seed}"
 
 
-def _make_folder(asked: Config, device: torch.device) -> Path:
+def _make_folder(ready: Assembly) -> Path:
     now = datetime.now()
-    name = f"{now:%H-%M-%S-%f}_{identity.slug(asked, device.type)}"
-    folder = Path(asked.paths.outputs) / "runs" / f"{now:%Y-%m-%d}" / name
+    name = f"{now:%H-%M-%S-%f}_{identity.slug(ready.asked, ready.policy.device.type)}"
+    folder = Path(ready.asked.paths.outputs) / "runs" / f"{now:%Y-%m-%d}" / name
     try:
         folder.mkdir(parents=True)
     except OSError as error:
@@ -314,16 +269,16 @@ def _task_metrics(task: Any) -> dict[str, Metric]:
     return {f"val/{name}": Metric(unit, better) for name, (unit, better) in stated.items()}
 
 
-def _mirror_config(asked: Config, facts: dict[str, Any]) -> dict[str, Any]:
+def _mirror_config(asked: Config, environment: dict[str, Any]) -> dict[str, Any]:
     """The config for W&B: what runs are filtered by stands at the top level, under plain names."""
     flat = {
         "precision": identity.arm_label(asked.precision),
         "model": config.label(asked.model),
         "dataset": config.label(asked.dataset),
-        "device_name": facts["fingerprint"]["model"],
+        "device_name": environment["fingerprint"]["model"],
         "seed": asked.seed,
         "compile": asked.device.compile,
-        "torch_version": facts["versions"]["torch"],
-        "git_sha": facts["git"]["sha"],
+        "torch_version": environment["versions"]["torch"],
+        "git_sha": environment["git"]["sha"],
     }
     return flat | {"config": redact(identity.as_values(asked), secrets_in(os.environ))}

@@ -16,6 +16,7 @@ from precision_lab import config, targets
 from precision_lab.config import SHARED_FACTS, Config
 from precision_lab.datasets import Data, as_data
 from precision_lab.errors import InputError
+from precision_lab.hashing import content_hash
 from precision_lab.seeds import seed_globals
 
 Task = Callable[[nn.Module, Any], tuple[Tensor, dict[str, Tensor]]]
@@ -80,6 +81,7 @@ class Workload:
     """What is trained: the model with its seeded initial weights (on the CPU, float32), data and task."""
 
     model: nn.Module
+    weights_hash: str  # of the initial weights, before any arm casts them
     data: Data
     task: Task
 
@@ -101,10 +103,11 @@ def build(asked: Config) -> Workload:
     unknown = [key for key in SHARED_FACTS if key in model_node and model_node[key] is None]
     if unknown:
         raise InputError(
-            f"model.{unknown[0]} is null and dataset={config.label(asked.dataset)} does not tell it; set model.{unknown[0]}."
+            f"model.{unknown[0]} is null and dataset={config.label(asked.dataset)} does not tell it; "
+            f"set model.{unknown[0]}."
         )
     seed_globals(asked.seed)
     model = targets.instantiate("model", model_node)
     if not isinstance(model, nn.Module):
         raise InputError(f"model._target_={model_node['_target_']} built {type(model).__name__}, not an nn.Module.")
-    return Workload(model, data, targets.bind("task", asked.task))
+    return Workload(model, content_hash(model.state_dict()), data, targets.bind("task", asked.task))

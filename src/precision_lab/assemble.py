@@ -1,0 +1,86 @@
+"""From a typed config to things ready to train: device checked, label proved, workload built."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from precision_lab import config, hardware, targets
+from precision_lab.batches import TrainBatches, place_on
+from precision_lab.config import Config
+from precision_lab.errors import InputError
+from precision_lab.optim import build_optimizer
+from precision_lab.precision import Policy
+from precision_lab.seeds import derive
+from precision_lab.task import Workload, build
+from precision_lab.trainer import Trainer
+
+
+@dataclass(frozen=True)
+class Assembly:
+    """What was asked, with `auto` resolved, and all that it takes to do it. Nothing is written yet."""
+
+    asked: Config
+    policy: Policy
+    workload: Workload
+    place: Callable[[Any], Any]  # moves a batch to the device
+    support: dict[str, str]
+    flags: dict[str, Any]  # backend flags as they read once set
+    proof: dict[str, Any]  # what was measured to execute
+    notes: list[str]  # lines for the reader: the machine, what auto chose, what is emulated
+
+
+def assemble(asked: Config) -> Assembly:
+    """Refuse what this machine cannot do, then build. Raises InputError, or LabelError from the proof."""
+    device = hardware.select_device(asked.device)
+    support = hardware.dtype_support(device)
+    notes = [hardware.describe(device, support)]
+    if asked.precision.name == "auto":
+        arm, reason = hardware.choose_precision(device, support)
+        asked = replace(asked, precision=config.load_precision(arm))
+        notes.append(f"precision=auto: {arm}, since {reason}")
+    notes += _emulation_notes(asked, device, support)
+    policy = Policy(asked.precision, device)
+    flags = policy.apply_backends()
+    proof = policy.prove()
+    place = place_on(device, asked.device.channels_last)
+    return Assembly(asked, policy, build(asked), place, support, flags, proof, notes)
+
+
+def _emulation_notes(asked: Config, device: torch.device, support: dict[str, str]) -> list[str]:
+    notes = []
+    for name in hardware.check_support(asked.precision, device, support):
+        ratio = hardware.slowdown(getattr(torch, name), device)
+        notes.append(
+            f"{name} has no units of its own here: a 256 x 256 matmul was measured just now to take "
+            f"{ratio:.3g} times as long as in float32. Expect no gain in speed."
+        )
+    return notes
+
+
+def training_batches(ready: Assembly) -> TrainBatches:
+    """The run's batches from the first on: in every arm the same for a seed."""
+    plan = ready.asked.trainer
+    seed = derive(ready.asked.seed, "order")
+    return TrainBatches(ready.workload.data.train, plan.batch_size, seed, ready.place, plan.workers)
+
+
+def make_trainer(ready: Assembly) -> Trainer:
+    """Move the model to the device, give it the arm's dtypes, and build its optimizer. Once."""
+    asked, policy = ready.asked, ready.policy
+    memory_format = torch.channels_last if asked.device.channels_last else torch.preserve_format
+    try:
+        model = ready.workload.model.to(policy.device, memory_format=memory_format)
+    except RuntimeError as error:
+        if not hardware.is_out_of_memory(error):
+            raise
+        raise InputError(
+            f"The model alone does not fit into the memory of this {policy.device.type} device."
+        ) from error
+    policy.prepare(model)
+    optimizer = build_optimizer(asked.optimizer, model)
+    if asked.device.compile:
+        model = torch.compile(model)
+    schedule = targets.bind("scheduler", asked.scheduler)
+    return Trainer(asked.trainer, policy, ready.workload.task, model, optimizer, schedule)

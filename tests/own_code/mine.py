@@ -1,0 +1,74 @@
+"""What a user might write in a file of their own: data, models and tasks, known to nobody else."""
+
+import os
+import signal
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import TensorDataset
+
+
+def line_data(samples: int = 96):
+    """y = 2 x0 - x1 + 0.5, three quarters for training."""
+    x = torch.randn(samples, 2, generator=torch.Generator().manual_seed(7))
+    y = 2 * x[:, :1] - x[:, 1:] + 0.5
+    cut = samples * 3 // 4
+    return TensorDataset(x[:cut], y[:cut]), TensorDataset(x[cut:], y[cut:])
+
+
+class Line(nn.Module):
+    def __init__(self, width: int = 8):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(2, width), nn.Tanh(), nn.Linear(width, 1))
+
+    def forward(self, x):
+        return self.body(x)
+
+
+def regression(model, batch):
+    x, y = batch
+    return F.mse_loss(model(x).float(), y), {}
+
+
+class Regression:
+    """The same with a metric of its own, which it declares: unit and better direction."""
+
+    metrics = {"mae": ("1", "lower")}
+
+    def __init__(self, weight: float = 1.0):
+        self.weight = weight
+
+    def __call__(self, model, batch):
+        x, y = batch
+        output = model(x).float()
+        return self.weight * F.mse_loss(output, y), {"mae": (output - y).abs().mean()}
+
+
+def nothing_but_nan(model, batch):
+    loss, _ = regression(model, batch)
+    return loss * float("nan"), {}
+
+
+class Raises(Line):
+    def forward(self, x):
+        raise ValueError("the third gear is missing\nand a second line")
+
+
+class Greedy(Line):
+    def forward(self, x):
+        return self.body(x) + torch.empty(2**50)[: len(x), None]
+
+
+class Killed(Line):
+    """Sends its own process a signal at the fifth forward, as a user or a scheduler would from outside."""
+
+    def __init__(self, name: str):
+        super().__init__()
+        self.name, self.forwards = name, 0
+
+    def forward(self, x):
+        self.forwards += 1
+        if self.forwards == 5:
+            os.kill(os.getpid(), getattr(signal, self.name))
+        return self.body(x)

@@ -1,0 +1,426 @@
+"""conf/ and its schemas: every file composes, every default stands in YAML, every invariant has its sentence."""
+
+import inspect
+import math
+import os
+from dataclasses import fields, is_dataclass
+from enum import Enum
+
+import pytest
+import torch
+import yaml
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
+from hydra.utils import get_object
+from omegaconf import MISSING, OmegaConf
+
+from precision_lab import config, hardware
+from precision_lab.batches import TrainBatches, place_on
+from precision_lab.config import CONF, Config, DeviceConfig, Dtype, Float32Mode, compose, load_precision
+from precision_lab.errors import InputError
+from precision_lab.optim import build_optimizer
+from precision_lab.precision import Policy
+from precision_lab.task import build
+from precision_lab.trainer import Trainer
+
+FILES = sorted(path.relative_to(CONF) for path in CONF.rglob("*.yaml"))
+CHOICES = [(path.parent.as_posix(), path.stem) for path in FILES if path.parent.as_posix() != "."]
+PRECISIONS = [choice for group, choice in CHOICES if group == "precision"]
+
+# What a choice cannot be composed without: a partner of its kind, or a value that its file leaves to the user.
+NEEDS = {
+    ("model", "gpt"): ["dataset=synthetic_tokens"],
+    ("model", "custom"): ["model._target_=torch.nn.Identity"],
+    ("dataset", "custom"): ["dataset._target_=builtins.list"],
+    ("dataset", "stdlib_text"): ["model=gpt"],
+    ("dataset", "synthetic_tokens"): ["model=gpt"],
+    ("dataset", "text_file"): ["model=gpt", f"dataset.path={__file__}"],
+    ("dataset", "image_folder"): [f"dataset.root={CONF}"],
+    ("dataset", "torchvision"): ["dataset.download=true"],
+    ("dataset", "cifar10"): ["dataset.download=true"],
+    ("dataset", "mnist"): ["dataset.download=true"],
+    ("task", "custom"): ["task._target_=builtins.list"],
+    ("task", "language_model"): ["model=gpt", "dataset=synthetic_tokens"],
+    ("optimizer", "custom"): ["optimizer._target_=torch.optim.RMSprop"],
+    ("scheduler", "custom"): ["scheduler._target_=builtins.max"],
+}
+
+
+def stated(path) -> dict:
+    """The leaves a YAML file states, by dotted key, without its defaults list."""
+    values = yaml.safe_load((CONF / path).read_text()) or {}
+    return {key: value for key, value in leaves(values) if not key.startswith("defaults")}
+
+
+def leaves(values, prefix=""):
+    for key, value in values.items():
+        if isinstance(value, dict) and value:
+            yield from leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def composed(overrides):
+    """Hydra's own composition of `python train.py <overrides>`."""
+    config.register()
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return hydra_compose("config", overrides)
+
+
+# --- files -----------------------------------------------------------------------------------
+
+
+def test_every_file_and_folder_is_tested():
+    # counted by another means than the glob: a glob that misses a folder would test nothing in it
+    walked = [(folder, files) for folder, _, files in os.walk(CONF)]
+    assert sum(len(files) for _, files in walked) == len(FILES) >= 44
+    assert {os.path.relpath(folder, CONF) for folder, files in walked if files} - {"."} == {g for g, _ in CHOICES}
+    assert {group for group, _ in CHOICES} >= {f.name for f in fields(Config)} - {
+        *("seed", "name", "tags", "check", "meter", "probe", "paths")
+    }
+
+
+@pytest.mark.parametrize(("group", "choice"), CHOICES)
+def test_every_choice_composes_to_what_its_file_states(group, choice):
+    whole = composed([f"{group}={choice}", *NEEDS.get((group, choice), [])])
+    assert isinstance(config.typed(whole), Config)
+    inside = "" if group == "experiment" else f"{group}."
+    given = {word.split("=")[0] for word in NEEDS.get((group, choice), [])}
+    for key, value in stated(f"{group}/{choice}.yaml").items():
+        if inside + key in given or (isinstance(value, str) and "${" in value):
+            continue
+        node = OmegaConf.select(whole, inside + key)
+        if OmegaConf.is_config(node):
+            node = OmegaConf.to_container(node, resolve=True)
+        assert (node.name if isinstance(node, Enum) else node) == value, inside + key
+
+
+@pytest.mark.parametrize("group", [group for group, choice in CHOICES if choice == "custom"])
+def test_a_custom_choice_without_a_target_is_refused(group):
+    needs = [word for word in NEEDS[group, "custom"] if not word.startswith(f"{group}._target_")]
+    with pytest.raises(InputError) as caught:
+        compose([f"{group}=custom", *needs])
+    assert str(caught.value).startswith(f"{group}._target_")
+    assert f"write {group}=custom {group}._target_=module.Name." in str(caught.value)
+
+
+# --- no default hidden in code --------------------------------------------------------------
+
+
+def schemas(node=Config):
+    yield node
+    for f in fields(node):
+        if is_dataclass(f.type):
+            yield from schemas(f.type)
+
+
+@pytest.mark.parametrize("schema", list(schemas()), ids=lambda schema: schema.__name__)
+def test_no_schema_holds_a_default(schema):
+    assert fields(schema)
+    for f in fields(schema):
+        assert f.default == MISSING, f"{schema.__name__}.{f.name}"
+
+
+def test_every_key_has_a_value_in_yaml():
+    assert OmegaConf.missing_keys(composed([])) == set()
+    in_yaml = stated("config.yaml").keys()
+    for section in ("seed", "name", "tags", "check"):
+        assert section in in_yaml
+    for section in ("meter", "probe", "paths"):
+        names = {f.name for f in fields({f.name: f.type for f in fields(Config)}[section])}
+        assert {key.split(".")[1] for key in in_yaml if key.startswith(f"{section}.")} == names
+    for group, base in (("precision", "fp32"), ("device", "auto"), ("trainer", "default"), ("wandb", "default")):
+        names = {f.name for f in fields({f.name: f.type for f in fields(Config)}[group])}
+        assert set(stated(f"{group}/{base}.yaml")) == names, group
+
+
+@pytest.mark.parametrize(
+    ("group", "choice"), [c for c in CHOICES if c[0] in config.OPEN_SETS and c[1] != "custom"]
+)
+def test_every_argument_of_our_own_targets_stands_in_yaml(group, choice):
+    node = getattr(compose([f"{group}={choice}", *NEEDS.get((group, choice), [])]), group)
+    if not node["_target_"].startswith("precision_lab."):
+        assert node["_target_"].startswith("torch.optim.")
+        return
+    parameters = inspect.signature(get_object(node["_target_"])).parameters.values()
+    named = {p.name for p in parameters if p.kind is not p.VAR_KEYWORD}
+    if group == "scheduler":
+        named -= {"step", "total_steps"}  # the schedule's own arguments
+    assert set(node) - {"_target_", "kind"} == named
+
+
+# --- precision ------------------------------------------------------------------------------
+
+F32, BF16, F16 = Dtype.float32, Dtype.bfloat16, Dtype.float16
+# arm: parameters, autocast, loss scaling, float32 mode
+ARMS = {
+    "auto": (F32, None, False, "ieee"),
+    "fp32": (F32, None, False, "ieee"),
+    "tf32": (F32, None, False, "tf32"),
+    "bf16": (F32, BF16, False, "ieee"),
+    "bf16_pure": (BF16, None, False, "ieee"),
+    "fp16": (F32, F16, True, "ieee"),
+    "fp16_unscaled": (F32, F16, False, "ieee"),
+}
+
+
+def test_the_table_of_arms_is_whole():
+    assert set(PRECISIONS) == set(ARMS)
+
+
+@pytest.mark.parametrize("name", PRECISIONS)
+def test_a_precision_file_means_what_its_name_says(name):
+    raw = yaml.safe_load((CONF / "precision" / f"{name}.yaml").read_text())
+    assert raw["name"] == name
+    assert set(raw) - {"defaults"} <= {f.name for f in fields(config.PrecisionConfig)}
+    arm = compose([f"precision={name}"]).precision
+    assert arm == load_precision(name)
+    assert (arm.param_dtype, arm.autocast_dtype, arm.grad_scaling, arm.float32_matmul.name) == ARMS[name]
+    assert arm.float32_conv is arm.float32_matmul
+    assert arm.fp32_modules == []
+
+
+LEGAL = [
+    "precision=fp16 precision.grad_scaling=false",
+    "precision=fp16_unscaled precision.grad_scaling=true",
+    "precision=fp16 precision.init_scale=1.0 precision.min_scale=1.0",
+    "precision=fp16 precision.min_scale=1e-3",
+    "precision=bf16 precision.fp32_modules=[head]",
+    "precision=bf16 precision.float32_matmul=tf32",
+    "precision=fp32 precision.autocast_dtype=bfloat16",
+    "precision=tf32 precision.float32_conv=ieee",
+    "precision=fp32 precision.param_dtype=float16",
+    "precision=fp32 precision.max_consecutive_skips=1 precision.growth_interval=1",
+]
+NOTHING_TO_SCALE = (
+    "precision.grad_scaling=true needs precision.autocast_dtype=float16: "
+    "{} does not have float16's narrow range, so there is nothing to scale."
+)
+SCALES = (
+    "precision.init_scale={} and precision.min_scale={} must be finite, above 0, and the first not below the second."
+)
+ILLEGAL = [
+    ("precision=bf16 precision.grad_scaling=true", NOTHING_TO_SCALE.format("bf16")),
+    ("precision=fp32 precision.grad_scaling=true", NOTHING_TO_SCALE.format("fp32")),
+    ("precision=tf32 precision.grad_scaling=true", NOTHING_TO_SCALE.format("tf32")),
+    ("precision=fp16 precision.autocast_dtype=bfloat16", NOTHING_TO_SCALE.format("fp16")),
+    ("precision=fp16 precision.autocast_dtype=null", NOTHING_TO_SCALE.format("fp16")),
+    (
+        "precision=fp32 precision.autocast_dtype=float32",
+        "precision.autocast_dtype=float32 does nothing; use null for no autocast, bfloat16 or float16.",
+    ),
+    (
+        "precision=bf16_pure precision.autocast_dtype=bfloat16",
+        "precision.param_dtype=bfloat16 and precision.autocast_dtype cannot be combined: "
+        "autocast needs float32 parameters.",
+    ),
+    (
+        "precision=fp16 precision.param_dtype=float16",
+        "precision.param_dtype=float16 and precision.autocast_dtype cannot be combined: "
+        "autocast needs float32 parameters.",
+    ),
+    (
+        "precision=fp32 precision.fp32_modules=[head]",
+        "precision.fp32_modules keeps modules out of autocast, and precision.autocast_dtype is null.",
+    ),
+    (
+        "precision=bf16_pure precision.fp32_modules=[head]",
+        "precision.fp32_modules keeps modules out of autocast, and precision.autocast_dtype is null.",
+    ),
+    ("precision=fp16 precision.min_scale=0", SCALES.format("65536.0", "0.0")),
+    ("precision=fp16 precision.min_scale=-1", SCALES.format("65536.0", "-1.0")),
+    ("precision=fp16 precision.init_scale=0.5", SCALES.format("0.5", "1.0")),
+    ("precision=fp16 precision.init_scale=nan", SCALES.format("nan", "1.0")),
+    ("precision=fp16 precision.init_scale=inf", SCALES.format("inf", "1.0")),
+    ("precision=fp16 precision.min_scale=nan", SCALES.format("65536.0", "nan")),
+    (
+        "precision=fp16 precision.growth_interval=0",
+        "precision.growth_interval=0 is too small; it must be at least 1.",
+    ),
+    (
+        "precision=bf16 precision.max_consecutive_skips=0",
+        "precision.max_consecutive_skips=0 is too small; it must be at least 1.",
+    ),
+    (
+        "precision=auto precision.min_scale=2",
+        "precision=auto takes no further precision settings; name the precision to change one.",
+    ),
+    (
+        "precision=auto precision.autocast_dtype=bfloat16",
+        "precision=auto takes no further precision settings; name the precision to change one.",
+    ),
+]
+
+
+@pytest.mark.parametrize("words", LEGAL)
+def test_a_legal_precision(words):
+    precision = compose(words.split()).precision
+    for word in words.split()[1:]:
+        key, value = word.removeprefix("precision.").split("=")
+        got = getattr(precision, key)
+        if isinstance(got, Dtype | Float32Mode):
+            assert got.name == value
+        elif isinstance(got, list):
+            assert got == [value.strip("[]")]
+        else:
+            assert float(got) == float({"true": 1, "false": 0}.get(value, value))
+
+
+@pytest.mark.parametrize(("words", "sentence"), ILLEGAL, ids=[words for words, _ in ILLEGAL])
+def test_an_illegal_precision(words, sentence):
+    with pytest.raises(InputError) as caught:
+        compose(words.split())
+    assert str(caught.value) == sentence
+
+
+# --- the other invariants, by sentence ------------------------------------------------------
+
+ONE_OF_TWO = (
+    "Exactly one of trainer.steps and trainer.epochs must be set; for epochs write trainer.steps=null trainer.epochs=1."
+)
+REFUSED = [
+    ("trainer.epochs=1", ONE_OF_TWO),
+    ("trainer.steps=null", ONE_OF_TWO),
+    *(
+        (f"{key}={value}", f"{key}={value} is too small; it must be at least {value + 1}.")
+        for key, value in {
+            "trainer.steps": 0,
+            "trainer.batch_size": 0,
+            "trainer.accumulation": 0,
+            "trainer.log_every": 0,
+            "trainer.eval_every": 0,
+            "trainer.workers": -1,
+            "meter.warmup_steps": -1,
+            "device.threads": 0,
+        }.items()
+    ),
+    ("trainer.steps=null trainer.epochs=0", "trainer.epochs=0 is too small; it must be at least 1."),
+    ("trainer.grad_clip=0", "trainer.grad_clip=0.0 must be above 0, or null for no clipping."),
+    ("trainer.grad_clip=nan", "trainer.grad_clip=nan must be above 0, or null for no clipping."),
+    ("seed=-1", "seed=-1 is out of range; it must be from 0 to 4294967295."),
+    ("seed=4294967296", "seed=4294967296 is out of range; it must be from 0 to 4294967295."),
+    ("optimizer.lr=0", "optimizer.lr=0 must be a finite number above 0."),
+    ("optimizer.lr=inf", "optimizer.lr=inf must be a finite number above 0."),
+    ("optimizer.lr=true", "optimizer.lr=True must be a finite number above 0."),
+    ("optimizer.weight_decay=-0.1", "optimizer.weight_decay=-0.1 must be a finite number not below 0."),
+    ("optimizer=sgd optimizer.momentum=nan", "optimizer.momentum=nan must be a finite number not below 0."),
+    ("model.kind=audio", "model.kind=audio is unknown; valid are images, tokens and null (not checked)."),
+    (
+        "model.image_size=16 dataset.image_size=8",
+        "model.image_size=16 and dataset.image_size=8 differ; set one of them to null to follow the other.",
+    ),
+    (
+        "dataset=torchvision dataset.name=SVHN",
+        "dataset.name=SVHN is unknown; valid are MNIST, FashionMNIST, CIFAR10, CIFAR100.",
+    ),
+    (
+        "model=gpt dataset=text_file dataset.path=/nowhere/text",
+        "dataset.path=/nowhere/text is not a file; name a text file.",
+    ),
+]
+
+
+@pytest.mark.parametrize(("words", "sentence"), REFUSED, ids=[words for words, _ in REFUSED])
+def test_a_refused_value(words, sentence):
+    with pytest.raises(InputError) as caught:
+        compose(words.split())
+    assert str(caught.value) == sentence
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["seed=0", "seed=4294967295", "trainer.steps=1", "meter.warmup_steps=0", "optimizer.weight_decay=0"],
+)
+def test_the_smallest_and_largest_valid_values(words):
+    key, value = words.split("=")
+    node = compose([words])
+    for part in key.split("."):
+        node = node[part] if isinstance(node, dict) else getattr(node, part)
+    assert node == int(value)
+
+
+# --- model x dataset x precision: one real step ---------------------------------------------
+
+ON_CPU = [name for name in PRECISIONS if name not in ("auto", "tf32")]
+IMAGES = {
+    "digits": [],
+    "synthetic_images": ["dataset.samples=64", "dataset.image_size=8"],
+    "image_folder": ["dataset.image_size=8"],
+}
+TOKENS = {
+    "synthetic_tokens": ["dataset.samples=16", "dataset.vocab_size=8"],
+    "stdlib_text": ["dataset.max_bytes=4000"],
+    "text_file": [f"dataset.path={__file__}"],
+}
+TINY = {
+    "mlp": ["model.hidden=[4]"],
+    "cnn": ["model.widths=[2,4]"],
+    "gpt": ["model.layers=1", "model.heads=2", "model.width=8", "model.context=6"],
+}
+MATRIX = [
+    *(("mlp", dataset) for dataset in IMAGES),
+    *(("cnn", dataset) for dataset in IMAGES),
+    *(("gpt", dataset) for dataset in TOKENS),
+]
+
+
+@pytest.fixture(scope="module")
+def picture_folder(tmp_path_factory):
+    from PIL import Image
+
+    root = tmp_path_factory.mktemp("pictures")
+    for split in ("train", "val"):
+        for label, shade in (("dark", 20), ("light", 200)):
+            folder = root / split / label
+            folder.mkdir(parents=True)
+            for i in range(4):
+                Image.new("RGB", (9 + i, 8), (shade, 5 * i, shade)).save(folder / f"{i}.png")
+    return root
+
+
+def one_step(overrides):
+    """The policy, the model, its weights before, and the loss of one step, all as the run does it."""
+    asked = compose([*overrides, "trainer.batch_size=4", "scheduler=constant", "optimizer.lr=0.05", "device=cpu"])
+    policy = Policy(asked.precision, hardware.select_device(asked.device))
+    policy.apply_backends()
+    workload = build(asked)
+    model = policy.prepare(workload.model)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    trainer = Trainer(asked.trainer, policy, workload.task, model, build_optimizer(asked.optimizer, model), lambda *_: 1.0)
+    batches = TrainBatches(workload.data.train, 4, 0, place_on("cpu", False))
+    losses = []
+    trainer.window.add_loss = lambda loss: losses.append(loss.detach())
+    trainer.step(batches)
+    (loss,) = losses
+    return policy, model, before, loss, workload.data.facts
+
+
+def assert_one_real_step(policy, model, before, loss, facts):
+    classes = facts.get("num_classes") or facts["vocab_size"]
+    assert loss.dtype is torch.float32
+    assert loss.item() == pytest.approx(math.log(classes), abs=1.5)  # near that of a uniform guess
+    for name, p in model.named_parameters():
+        assert p.dtype is policy.param_dtype, name
+        assert p.grad.dtype is policy.param_dtype, name
+        assert torch.isfinite(p).all(), name
+    assert any(not torch.equal(p, before[name]) for name, p in model.named_parameters())
+
+
+@pytest.mark.parametrize("precision", ON_CPU)
+@pytest.mark.parametrize(("model", "dataset"), MATRIX)
+def test_one_step(model, dataset, precision, picture_folder):
+    extra = (IMAGES | TOKENS)[dataset] + ([f"dataset.root={picture_folder}"] if dataset == "image_folder" else [])
+    words = [f"model={model}", f"dataset={dataset}", f"precision={precision}", *TINY[model], *extra]
+    assert_one_real_step(*one_step(words))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_one_step_of_a_torchvision_model(precision):
+    words = ["model=torchvision", "model.name=shufflenet_v2_x0_5", "model.image_size=32", "dataset=synthetic_images"]
+    assert_one_real_step(*one_step([*words, "dataset.samples=16", f"precision={precision}"]))
+
+
+def test_tf32_is_refused_on_a_cpu():
+    device = hardware.select_device(DeviceConfig(config.DeviceType.cpu, None, False, False))
+    with pytest.raises(InputError, match="precision=tf32 needs tf32, which this cpu device does not have"):
+        hardware.check_support(load_precision("tf32"), device, hardware.dtype_support(device))

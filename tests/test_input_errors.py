@@ -1,0 +1,298 @@
+"""Wrong input through the command line itself: exit 2, one sentence, no folder, and no torch where it can be helped.
+
+Most cases run `python train.py ...` in a process of its own with a `torch` first on its path that
+records being imported. The cases that need torch run train.py as __main__ inside this process.
+"""
+
+import os
+import re
+import runpy
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+from precision_lab.config import ROOT
+
+TRAIN = ROOT / "train.py"
+PRECISIONS = "auto, bf16, bf16_pure, fp16, fp16_unscaled, fp32, tf32"
+GROUPS = "dataset, device, experiment, model, optimizer, precision, scheduler, task, trainer, wandb"
+TRAINER_KEYS = ("steps", "epochs", "batch_size", "accumulation", "grad_clip", "log_every", "eval_every", "workers")
+
+FAKE_TORCH = """
+import os, pathlib
+pathlib.Path(os.environ["TORCH_WAS_IMPORTED"]).touch()
+raise ImportError("this torch is a fake")
+"""
+
+
+@dataclass
+class Answer:
+    code: int
+    out: str
+    err: str
+    torch_imported: bool
+    left_behind: list[str]
+
+
+@pytest.fixture
+def train(tmp_path):
+    """Run `python train.py <words>` in an empty folder; every output path lies in it."""
+    fake = tmp_path / "fake" / "torch"
+    fake.mkdir(parents=True)
+    (fake / "__init__.py").write_text(FAKE_TORCH)
+    here = tmp_path / "here"
+    here.mkdir()
+    marker = tmp_path / "torch_was_imported"
+
+    def run(*words: str, outputs: bool = True, **environment: str) -> Answer:
+        marker.unlink(missing_ok=True)
+        path = os.pathsep.join([str(fake.parent), str(ROOT / "src")])
+        asked = [*words, *([f"paths.outputs={here}/outputs"] if outputs else [])]
+        done = subprocess.run(
+            [sys.executable, str(TRAIN), *asked],
+            cwd=here,
+            env=os.environ | {"PYTHONPATH": path, "TORCH_WAS_IMPORTED": str(marker)} | environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        left = sorted(str(p.relative_to(here)) for p in here.rglob("*"))
+        return Answer(done.returncode, done.stdout, done.stderr, marker.exists(), left)
+
+    return run
+
+
+def assert_one_sentence(err: str) -> str:
+    """One line of one or two sentences; returns it without the program's name."""
+    assert "Traceback" not in err
+    assert not re.search(r"\w(Exception|Error)\b", err), err  # a class name is no sentence
+    assert err.startswith("precision-lab: ")
+    assert err.endswith("\n")
+    assert err.count("\n") == 1, err
+    sentence = err.removeprefix("precision-lab: ").rstrip("\n")
+    assert sentence.endswith(".")
+    assert 1 <= len(re.findall(r"[.?](?= [A-Z]|$)", sentence)) <= 3  # a hint's question mark is no sentence
+    return sentence
+
+
+def assert_refused_without_torch(answer: Answer) -> str:
+    assert answer.code == 2, answer.err[-600:]
+    assert answer.out == ""
+    sentence = assert_one_sentence(answer.err)
+    assert not answer.torch_imported
+    assert answer.left_behind == []
+    return sentence
+
+
+def test_right_input_does_import_torch(train):
+    """The control: were torch imported, the tests here would see it."""
+    answer = train("precision=fp32")
+    assert answer.torch_imported
+    assert "this torch is a fake" in answer.err
+
+
+ADD = "if {0}._target_ takes it, write +{0}.{1}=..."
+# words of the command line -> what the one sentence must hold: the key, and what is valid
+CASES = {
+    # unknown choice
+    "precision=bf61": ("precision=bf61 does not exist; did you mean bf16?", f"Valid are {PRECISIONS}."),
+    "model=resnet": ("model=resnet does not exist", "cnn, custom, gpt, mlp, resnet18, resnet50, torchvision, vit_b_16."),
+    "device=tpu": ("device=tpu does not exist", "auto, cpu, cuda, mps."),
+    "experiment=nope": ("experiment=nope does not exist", "demo, lesson, smoke."),
+    "modl=cnn": ("modl is not a known config group; did you mean model?", GROUPS),
+    # unknown key
+    "trainer.stepz=5": ("trainer.stepz is not a known key; did you mean steps?", *TRAINER_KEYS),
+    "trainer.learning_rate=1": ("trainer.learning_rate is not a known key", *TRAINER_KEYS),
+    "+precision.foo=1": ("precision.foo is not a known key", "autocast_dtype", "fp32_modules"),
+    "+foo=1": ("foo is not a known key", "seed", "trainer"),
+    "optimizer.nope=1": ("optimizer.nope is not a known key", ADD.format("optimizer", "nope")),
+    # wrong type or value
+    "trainer.steps=many": ("trainer.steps=many is not valid; it must be a whole number.",),
+    "trainer.steps=1.5": ("trainer.steps=1.5 is not valid; it must be a whole number.",),
+    "trainer.steps=": ("trainer.steps= is not valid; it must be a whole number.",),
+    "trainer.grad_clip=much": ("trainer.grad_clip=much is not valid; it must be a number.",),
+    "check=maybe": ("check=maybe is not valid; it must be true or false.",),
+    "precision.autocast_dtype=float8": (
+        "precision.autocast_dtype=float8 is not valid; valid are float32, bfloat16, float16.",
+    ),
+    "precision.fp32_modules=head": ("precision.fp32_modules", "list"),
+    "wandb.mode=ofline": ("wandb.mode=ofline is not valid; valid are online, offline, disabled.",),
+    "precision=fp16 precision.name=xyz": ("precision.name=xyz", "precision/xyz.yaml"),
+    # out of range
+    "trainer.steps=-1": ("trainer.steps=-1 is too small; it must be at least 1.",),
+    "trainer.batch_size=0": ("trainer.batch_size=0 is too small; it must be at least 1.",),
+    "seed=-1": ("seed=-1 is out of range; it must be from 0 to 4294967295.",),
+    "optimizer.lr=abc": ("optimizer.lr=abc must be a finite number above 0.",),
+    "optimizer.lr=nan": ("optimizer.lr=nan must be a finite number above 0.",),
+    # what does not go together
+    "trainer.steps=5 trainer.epochs=1": ("Exactly one of trainer.steps and trainer.epochs must be set",),
+    "model=cnn dataset=synthetic_tokens": ("model=cnn works on images", "dataset=synthetic_tokens works on tokens"),
+    "precision=bf16 precision.grad_scaling=true": (
+        "precision.grad_scaling=true needs precision.autocast_dtype=float16",
+    ),
+    "precision=auto precision.min_scale=2": ("precision=auto takes no further precision settings",),
+    "precision=fp32 precision.fp32_modules=[head]": ("precision.fp32_modules", "precision.autocast_dtype is null"),
+    "model=custom": ("model._target_", "write model=custom model._target_=module.Name."),
+    "-m precision=fp32,bf16": ("-m would run all jobs in one process",),
+    # files
+    "dataset=image_folder dataset.root=/nowhere": ("dataset.root=/nowhere is not a folder",),
+    "dataset=cifar10 dataset.root=/nowhere": ("CIFAR10 is not in dataset.root=/nowhere", "dataset.download=true"),
+    "model=gpt dataset=text_file dataset.path=/nowhere": ("dataset.path=/nowhere is not a file",),
+    # Hydra's grammar and interpolation
+    "name=${nowhere}": ("nowhere", "name"),
+    "name=${oc.env:NO_SUCH_VARIABLE}": ("NO_SUCH_VARIABLE", "name"),
+    "precision=fp32,bf16": ("precision=fp32,bf16",),
+    "precision=null": ("precision",),
+    "~precision": ("precision has no value",),
+}
+
+
+@pytest.mark.parametrize("words", CASES)
+def test_wrong_input_is_one_sentence_without_torch(train, words):
+    sentence = assert_refused_without_torch(train(*words.split(" ")))
+    for part in CASES[words]:
+        assert part in sentence
+
+
+@pytest.mark.parametrize("word", ["a b", "name='abc", "tags=[a", "name=a=b", "=3"])
+def test_what_hydra_cannot_parse_is_quoted(train, word):
+    assert word in assert_refused_without_torch(train(word))
+
+
+def test_no_input_error_needs_the_outputs_folder(train):
+    """Without paths.outputs of ours, nothing appears in the working folder either."""
+    answer = train("trainer.steps=-1", outputs=False)
+    assert assert_refused_without_torch(answer) == "trainer.steps=-1 is too small; it must be at least 1."
+
+
+def test_the_environment_variable_of_wandb_is_checked(train):
+    sentence = assert_refused_without_torch(train(WANDB_MODE="ofline"))
+    assert sentence == "wandb.mode=ofline is not valid; valid are online, offline, disabled."
+
+
+@pytest.mark.parametrize(
+    ("content", "parts"),
+    [
+        ("trainer: {stepz: 5}", ("trainer.stepz is not a known key; did you mean steps?", *TRAINER_KEYS)),
+        ("trainr: {steps: 5}", ("trainr is not a known key; did you mean trainer?",)),
+        ("precision: {foo: 5}", ("precision.foo is not a known key", "autocast_dtype")),
+        ("trainer: {steps: many}", ("trainer.steps=many is not valid; it must be a whole number.",)),
+        ("wandb: {mode: ofline}", ("wandb.mode=ofline is not valid; valid are online, offline, disabled.",)),
+        ("trainer: {steps: -1}", ("trainer.steps=-1 is too small; it must be at least 1.",)),
+        ("trainer: {steps: null}", ("Exactly one of trainer.steps and trainer.epochs must be set",)),
+        ("defaults: [override /model: resnet]", ("model=resnet does not exist", "resnet18, resnet50")),
+        ("trainer: {steps: 5", ("mine.yaml",)),
+    ],
+)
+def test_a_wrong_experiment_file(train, tmp_path, content, parts):
+    mine = tmp_path / "conf" / "experiment" / "mine.yaml"
+    mine.parent.mkdir(parents=True)
+    mine.write_text(f"# @package _global_\n{content}\n")
+    sentence = assert_refused_without_torch(train("--config-dir", str(tmp_path / "conf"), "experiment=mine"))
+    for part in parts:
+        assert part in sentence
+
+
+# --- what only torch can tell ---------------------------------------------------------------
+
+
+@pytest.fixture
+def train_here(tmp_path, monkeypatch, capsys):
+    """Run train.py as __main__ in this process, where torch is loaded already."""
+
+    def run(*words: str) -> Answer:
+        monkeypatch.setattr(sys, "argv", [str(TRAIN), *words, f"paths.outputs={tmp_path}/outputs"])
+        monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+        monkeypatch.chdir(tmp_path)
+        with pytest.raises(SystemExit) as left:
+            runpy.run_path(str(TRAIN), run_name="__main__")
+        out, err = capsys.readouterr()
+        return Answer(left.value.code, out, err, True, sorted(p.name for p in tmp_path.iterdir()))
+
+    return run
+
+
+NEEDING_TORCH = {
+    "precision=tf32 device=cpu": ("precision=tf32 needs tf32, which this cpu device does not have", "bfloat16"),
+    "model=custom model._target_=torch.nn.NoSuchThing": ("model._target_=torch.nn.NoSuchThing cannot be loaded",),
+    "model=custom model._target_=no_such_module.Net": ("no_such_module", "PYTHONPATH"),
+    "dataset=custom dataset._target_=no_such_module.data": ("dataset._target_=no_such_module.data cannot be loaded",),
+    "task=custom task._target_=no_such_module.task": ("task._target_=no_such_module.task cannot be loaded",),
+    "scheduler=custom scheduler._target_=no.such.schedule": ("scheduler._target_=no.such.schedule cannot be loaded",),
+    "model=custom model._target_=torch.nn.Linear +model.wrong=3": ("model: torch.nn.Linear refused its arguments",),
+    "+model.depth=3": ("model: precision_lab.models.MLP refused its arguments", "depth"),
+    "model=custom model._target_=builtins.dict": ("model._target_=builtins.dict built dict, not an nn.Module",),
+    "model=torchvision model.name=resnet18x": ("model.name=resnet18x is not one of torchvision's", "resnet18"),
+    "optimizer=custom optimizer._target_=torch.optim.Nope": ("optimizer._target_=torch.optim.Nope cannot be loaded",),
+    "+optimizer.nope=1": ("optimizer: torch.optim.AdamW refused its arguments", "nope"),
+    "precision=bf16 precision.fp32_modules=[nope]": (
+        "precision.fp32_modules: no module's name matches 'nope'; this model has layers, layers.0",
+    ),
+    "trainer.batch_size=5000": ("trainer.batch_size=5000 is larger than the training set: choose at most 1438.",),
+    "model=gpt dataset=stdlib_text dataset.context=256": ("model.context=128 and dataset.context=256 differ",),
+    "model.hidden=abc": ("model: precision_lab.models.MLP refused its arguments",),
+    "optimizer.betas=abc": ("optimizer", "refused its arguments"),
+}
+
+
+@pytest.mark.parametrize("words", NEEDING_TORCH)
+def test_what_torch_must_be_asked_for_is_one_sentence_too(train_here, words):
+    answer = train_here(*words.split(" "))
+    assert answer.code == 2, answer.err
+    sentence = assert_one_sentence(answer.err)
+    for part in NEEDING_TORCH[words]:
+        assert part in sentence
+    assert answer.left_behind == []
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
+def test_a_device_that_is_not_here(train_here):
+    answer = train_here("device=cuda")
+    assert answer.code == 2
+    assert assert_one_sentence(answer.err) == "device=cuda is not available here; this machine has cpu."
+    assert answer.left_behind == []
+
+
+def test_check_leaves_nothing(train_here):
+    answer = train_here("check=true", "precision=fp32", "device=cpu")
+    assert answer.code == 0
+    assert answer.err == ""
+    assert "the input is right" in answer.out
+    assert answer.left_behind == []
+
+
+# --- how fast --------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", ["trainer.stepz=5", "precision=bf61", "seed=-1", "--help", "--cfg job"])
+def test_the_answer_takes_less_than_a_second_and_a_half(train, words):
+    seconds = []
+    for _ in range(10):
+        start = time.perf_counter()
+        answer = train(*words.split(" "), outputs=False)
+        seconds.append(time.perf_counter() - start)
+        assert answer.code == (0 if words.startswith("--") else 2)
+        assert not answer.torch_imported
+        assert answer.left_behind == []
+    assert statistics.median(seconds) < 1.5
+
+
+@pytest.mark.parametrize("words", ["--help", "--cfg job"])
+def test_help_and_the_composed_config_need_no_torch(train, words):
+    answer = train(*words.split(" "), outputs=False)
+    assert (answer.code, answer.err, answer.torch_imported, answer.left_behind) == (0, "", False, [])
+    assert "max_consecutive_skips: 50" in answer.out
+    if words == "--help":
+        assert f"precision: {PRECISIONS}" in answer.out
+
+
+def test_the_repository_gained_no_hydra_folder():
+    assert not Path(ROOT, ".hydra").exists()
+    assert not Path(ROOT, "multirun").exists()
