@@ -236,9 +236,10 @@ def test_text_file_windows(tmp_path):
     assert data.facts == {"vocab_size": 256, "context": 4}
     assert data.train[0].dtype == torch.int64
     assert data.train[0].tolist() == [0, 1, 2, 3, 4]
-    assert data.train[1].tolist() == [1, 2, 3, 4, 5]
-    assert data.train[len(data.train) - 1].tolist() == [70, 71, 72, 73, 74]
-    assert torch.stack([data.val[i] for i in range(5)]).flatten().tolist() == list(range(75, 100))
+    assert data.train[1].tolist() == [4, 5, 6, 7, 8]
+    assert data.train[len(data.train) - 1].tolist() == [68, 69, 70, 71, 72]  # a rest of two bytes is left
+    predicted = torch.stack([data.val[i][1:] for i in range(len(data.val))])
+    assert predicted.flatten().tolist() == list(range(76, 100))
 
 
 def test_text_file_hash_follows_every_byte(tmp_path):
@@ -294,15 +295,14 @@ def test_stdlib_text_splits_by_file(library):
 
 def test_stdlib_text_is_capped(library):
     data = datasets.stdlib_text(context=4, max_bytes=50, val_fraction=0.3)
-    assert len(data.train) + 4 == 35  # bytes; windows overlap
-    assert len(data.val) == 3  # of 15 bytes; windows do not
+    assert (len(data.train), len(data.val)) == (8, 3)  # of 35 and 15 bytes, four predicted in each window
     with pytest.raises(InputError, match=r"^dataset.max_bytes=12 leaves 8 training and 4 validation bytes"):
         datasets.stdlib_text(context=4, max_bytes=12, val_fraction=0.3)
 
 
 def test_stdlib_text_of_this_python_is_python():
     data = datasets.stdlib_text(context=63, max_bytes=20_000, val_fraction=0.1)
-    assert bytes(data.train.tensors[0][:, 0].tolist()).count(b"def ") > 10
+    assert bytes(data.train.tensors[0][:, 1:].flatten().tolist()).count(b"def ") > 10
 
 
 # ---- data of others -----------------------------------------------------------------------------

@@ -6,6 +6,8 @@ import numpy
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
+
 from own_code.training import (
     ARMS,
     ConvNorm,
@@ -17,8 +19,6 @@ from own_code.training import (
     step,
     trainer_of,
 )
-from torch import nn
-
 from precision_lab.batches import eval_batches
 from precision_lab.datasets import TensorSamples
 from precision_lab.precision import backend_flags
@@ -121,14 +121,10 @@ class Drawing(nn.Module):
         return self.frozen(self.norm(self.linear(x))) + torch.randn(3, device=x.device)
 
 
-def noisy_classification(model, batch):
-    return Classification()(model, batch)
-
-
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("arm", ARMS)
 def test_evaluation_leaves_no_trace(arm, training):
-    trainer = trainer_of(arm, seeded(Drawing), noisy_classification)
+    trainer = trainer_of(arm, seeded(Drawing), Classification())
     draw = torch.Generator().manual_seed(0)
     x, y = torch.randn(7, 4, generator=draw), torch.randint(3, (7,), generator=draw)
     step(trainer, (x, y))
@@ -162,7 +158,8 @@ def test_a_part_of_the_model_in_evaluation_mode_stays_in_it():
     model = Drawing()
     model.train()
     model.frozen.eval()
-    evaluate(policy_of("fp32"), noisy_classification, model, lambda: iter([((torch.ones(2, 4), torch.zeros(2).long()), 2)]))
+    batch = torch.ones(2, 4), torch.zeros(2, dtype=torch.int64)
+    evaluate(policy_of("fp32"), Classification(), model, lambda: iter([(batch, 2)]))
     assert (model.training, model.norm.training, model.frozen.training) == (True, True, False)
 
 

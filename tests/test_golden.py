@@ -36,9 +36,11 @@ def command(task: str, precision: str) -> str:
 
 def header(task: str, precision: str) -> dict[str, str]:
     """What the digits depend on, and the command that prints them into metrics.jsonl."""
+    cpu = hardware.fingerprint(torch.device("cpu"))
+    vendor = cpu["model"].split()[0]  # MKL takes other paths on another vendor's CPU of equal capability
     return {
         "torch": torch.__version__.split("+")[0],
-        "cpu": f"{torch.backends.cpu.get_cpu_capability()} {hardware.fingerprint(torch.device('cpu'))['capability']}",
+        "cpu": f"{vendor} {torch.backends.cpu.get_cpu_capability()} {cpu['capability']}",
         "threads": "1",
         "command": f"python train.py {command(task, precision)}",
     }
@@ -76,8 +78,11 @@ def test_losses_are_the_golden_ones(task, precision, tmp_path, capsys, record_pr
 
     exact = wanted == here
     tolerance = TOLERANCE[precision]
-    how = "exactly" if exact else f"loosely (rel {tolerance:g}), for the header differs: " + ", ".join(
-        f"{key} {wanted[key]} there, {here[key]} here" for key in here if wanted[key] != here[key]
+    how = (
+        "exactly"
+        if exact
+        else f"loosely (rel {tolerance:g}), for the header differs: "
+        + ", ".join(f"{key} {wanted[key]} there, {here[key]} here" for key in here if wanted[key] != here[key])
     )
     record_property("compared", how)
     with capsys.disabled():

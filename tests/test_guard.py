@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from torch import nn
+
 from own_code.training import (
     ARMS,
     ConvNorm,
@@ -15,8 +17,6 @@ from own_code.training import (
     train,
     trainer_of,
 )
-from torch import nn
-
 from precision_lab.optim import NonFiniteGuard
 from precision_lab.trainer import evaluate
 
@@ -311,7 +311,6 @@ def test_a_group_without_momentum_gets_no_buffer():
         (lambda p: torch.optim.AdamW(p, fused=True), False),
         (lambda p: torch.optim.Adam(p, fused=True), False),
         (lambda p: torch.optim.SGD(p, lr=0.1, fused=True), False),
-        (lambda p: torch.optim.Adagrad(p, fused=True), False),
         (lambda p: torch.optim.AdamW(p, foreach=True), True),
         (lambda p: torch.optim.AdamW(p), True),
         (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), True),

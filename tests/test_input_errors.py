@@ -1,9 +1,10 @@
 """Wrong input through the command line itself: exit 2, one sentence, no folder, and no torch where it can be helped.
 
-Most cases run `python train.py ...` in a process of its own with a `torch` first on its path that
-records being imported. The cases that need torch run train.py as __main__ inside this process.
+Each case runs train.py in a process of its own with a `torch` first on its path that records being
+imported. The cases that need torch run train.py as __main__ inside this process.
 """
 
+import json
 import os
 import re
 import runpy
@@ -21,13 +22,43 @@ from precision_lab.config import ROOT
 
 TRAIN = ROOT / "train.py"
 PRECISIONS = "auto, bf16, bf16_pure, fp16, fp16_unscaled, fp32, tf32"
-GROUPS = "dataset, device, experiment, model, optimizer, precision, scheduler, task, trainer, wandb"
 TRAINER_KEYS = ("steps", "epochs", "batch_size", "accumulation", "grad_clip", "log_every", "eval_every", "workers")
 
 FAKE_TORCH = """
 import os, pathlib
 pathlib.Path(os.environ["TORCH_WAS_IMPORTED"]).touch()
 raise ImportError("this torch is a fake")
+"""
+
+# Runs train.py as __main__ in a fork for each line it reads: a fresh process without the 0.3 s that loading
+# Hydra takes. `test_a_fork_answers_as_python_does` holds it to what `python train.py` does.
+FORKS = """
+import json, os, runpy, sys, traceback
+import hydra._internal.config_loader_impl, hydra._internal.hydra, omegaconf, precision_lab.config, rich
+
+def child(case):
+    os.chdir(case["cwd"])
+    os.environ.update(case["env"])
+    for number, name in ((1, "out"), (2, "err")):
+        os.dup2(os.open(case[name], os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+    sys.argv, sys.path[0] = case["argv"], os.path.dirname(case["argv"][0])
+    try:
+        runpy.run_path(case["argv"][0], run_name="__main__")
+        return 0
+    except SystemExit as end:
+        return end.code or 0
+    except BaseException:
+        traceback.print_exc()
+        return 1
+
+for line in sys.stdin:
+    pid = os.fork()
+    if not pid:
+        code = child(json.loads(line))
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
 """
 
 
@@ -40,32 +71,77 @@ class Answer:
     left_behind: list[str]
 
 
-@pytest.fixture
-def train(tmp_path):
-    """Run `python train.py <words>` in an empty folder; every output path lies in it."""
-    fake = tmp_path / "fake" / "torch"
+@pytest.fixture(scope="module")
+def surroundings(tmp_path_factory):
+    """An environment in which `torch` is the fake one, and the file by which it tells."""
+    folder = tmp_path_factory.mktemp("surroundings")
+    fake = folder / "fake" / "torch"
     fake.mkdir(parents=True)
     (fake / "__init__.py").write_text(FAKE_TORCH)
+    marker = folder / "torch_was_imported"
+    path = os.pathsep.join([str(fake.parent), str(ROOT / "src")])
+    return os.environ | {"PYTHONPATH": path, "TORCH_WAS_IMPORTED": str(marker), "WANDB_MODE": "disabled"}, marker
+
+
+@pytest.fixture(scope="module")
+def forks(surroundings):
+    environment, _ = surroundings
+    process = subprocess.Popen(
+        [sys.executable, "-c", FORKS], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    yield process
+    process.stdin.close()
+    process.stdout.close()
+    assert process.wait(timeout=10) == 0
+
+
+def observe(tmp_path, surroundings, start):
+    """A function from words of the command line to what came of them. Every output path lies in an empty folder."""
     here = tmp_path / "here"
-    here.mkdir()
-    marker = tmp_path / "torch_was_imported"
+    here.mkdir(exist_ok=True)
+    marker = surroundings[1]
 
     def run(*words: str, outputs: bool = True, **environment: str) -> Answer:
         marker.unlink(missing_ok=True)
-        path = os.pathsep.join([str(fake.parent), str(ROOT / "src")])
         asked = [*words, *([f"paths.outputs={here}/outputs"] if outputs else [])]
+        code, out, err = start([str(TRAIN), *asked], here, environment)
+        left = sorted(str(p.relative_to(here)) for p in here.rglob("*"))
+        return Answer(code, out, err, marker.exists(), left)
+
+    return run
+
+
+@pytest.fixture
+def train(tmp_path, surroundings, forks):
+    """Run train.py in a fork."""
+
+    def start(argv, cwd, environment):
+        files = {name: str(tmp_path / name) for name in ("out", "err")}
+        case = {"argv": argv, "cwd": str(cwd), "env": environment, **files}
+        forks.stdin.write(json.dumps(case) + "\n")
+        forks.stdin.flush()
+        code = int(forks.stdout.readline())
+        return code, *(Path(path).read_text() for path in files.values())
+
+    return observe(tmp_path, surroundings, start)
+
+
+@pytest.fixture
+def python_train(tmp_path, surroundings):
+    """Run `python train.py` itself."""
+
+    def start(argv, cwd, environment):
         done = subprocess.run(
-            [sys.executable, str(TRAIN), *asked],
-            cwd=here,
-            env=os.environ | {"PYTHONPATH": path, "TORCH_WAS_IMPORTED": str(marker)} | environment,
+            [sys.executable, *argv],
+            cwd=cwd,
+            env=surroundings[0] | environment,
             capture_output=True,
             text=True,
             timeout=60,
         )
-        left = sorted(str(p.relative_to(here)) for p in here.rglob("*"))
-        return Answer(done.returncode, done.stdout, done.stderr, marker.exists(), left)
+        return done.returncode, done.stdout, done.stderr
 
-    return run
+    return observe(tmp_path, surroundings, start)
 
 
 def assert_one_sentence(err: str) -> str:
@@ -90,9 +166,10 @@ def assert_refused_without_torch(answer: Answer) -> str:
     return sentence
 
 
-def test_right_input_does_import_torch(train):
+@pytest.mark.parametrize("way", ["train", "python_train"])
+def test_right_input_does_import_torch(request, way):
     """The control: were torch imported, the tests here would see it."""
-    answer = train("precision=fp32")
+    answer = request.getfixturevalue(way)("precision=fp32")
     assert answer.torch_imported
     assert "this torch is a fake" in answer.err
 
@@ -102,10 +179,13 @@ ADD = "if {0}._target_ takes it, write +{0}.{1}=..."
 CASES = {
     # unknown choice
     "precision=bf61": ("precision=bf61 does not exist; did you mean bf16?", f"Valid are {PRECISIONS}."),
-    "model=resnet": ("model=resnet does not exist", "cnn, custom, gpt, mlp, resnet18, resnet50, torchvision, vit_b_16."),
+    "model=resnet": (
+        "model=resnet does not exist",
+        "cnn, custom, gpt, mlp, resnet18, resnet50, torchvision, vit_b_16.",
+    ),
     "device=tpu": ("device=tpu does not exist", "auto, cpu, cuda, mps."),
     "experiment=nope": ("experiment=nope does not exist", "demo, lesson, smoke."),
-    "modl=cnn": ("modl is not a known config group; did you mean model?", GROUPS),
+    "modl=cnn": ("modl is not a known", "did you mean model?", "optimizer", "trainer"),
     # unknown key
     "trainer.stepz=5": ("trainer.stepz is not a known key; did you mean steps?", *TRAINER_KEYS),
     "trainer.learning_rate=1": ("trainer.learning_rate is not a known key", *TRAINER_KEYS),
@@ -158,6 +238,25 @@ def test_wrong_input_is_one_sentence_without_torch(train, words):
     sentence = assert_refused_without_torch(train(*words.split(" ")))
     for part in CASES[words]:
         assert part in sentence
+
+
+BY_PYTHON = [
+    *("precision=bf61", "trainer.stepz=5", "trainer.steps=many", "trainer.steps=-1", "optimizer.lr=abc", "seed=-1"),
+    *("model=cnn dataset=synthetic_tokens", "precision=bf16 precision.grad_scaling=true"),
+    *("dataset=image_folder dataset.root=/nowhere", "dataset=cifar10 dataset.root=/nowhere", "name=${nowhere}"),
+]
+
+
+@pytest.mark.parametrize("words", BY_PYTHON)
+def test_python_train_py_refuses_it_too(python_train, words):
+    sentence = assert_refused_without_torch(python_train(*words.split(" ")))
+    for part in CASES[words]:
+        assert part in sentence
+
+
+@pytest.mark.parametrize("words", ["trainer.batch_size=0", "modl=cnn", "name=a=b"])
+def test_a_fork_answers_as_python_does(train, python_train, words):
+    assert train(words) == python_train(words)
 
 
 @pytest.mark.parametrize("word", ["a b", "name='abc", "tags=[a", "name=a=b", "=3"])
@@ -272,11 +371,11 @@ def test_check_leaves_nothing(train_here):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("words", ["trainer.stepz=5", "precision=bf61", "seed=-1", "--help", "--cfg job"])
-def test_the_answer_takes_less_than_a_second_and_a_half(train, words):
+def test_the_answer_takes_less_than_a_second_and_a_half(python_train, words):
     seconds = []
     for _ in range(10):
         start = time.perf_counter()
-        answer = train(*words.split(" "), outputs=False)
+        answer = python_train(*words.split(" "), outputs=False)
         seconds.append(time.perf_counter() - start)
         assert answer.code == (0 if words.startswith("--") else 2)
         assert not answer.torch_imported
@@ -285,8 +384,8 @@ def test_the_answer_takes_less_than_a_second_and_a_half(train, words):
 
 
 @pytest.mark.parametrize("words", ["--help", "--cfg job"])
-def test_help_and_the_composed_config_need_no_torch(train, words):
-    answer = train(*words.split(" "), outputs=False)
+def test_help_and_the_composed_config_need_no_torch(python_train, words):
+    answer = python_train(*words.split(" "), outputs=False)
     assert (answer.code, answer.err, answer.torch_imported, answer.left_behind) == (0, "", False, [])
     assert "max_consecutive_skips: 50" in answer.out
     if words == "--help":

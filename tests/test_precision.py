@@ -230,7 +230,9 @@ def test_a_kernel_that_rounds_is_found_out(monkeypatch, kind, bits):
     low = getattr(torch, bits)
     monkeypatch.setattr(nn.functional, name, lambda x, weight: real(x.to(low).float(), weight))
     count = {"bfloat16": 7, "float16": 10}[bits]
-    with pytest.raises(LabelError, match=f"should run a {kind} in float32 with 23 significand bits, but .* {count} bits"):
+    with pytest.raises(
+        LabelError, match=f"should run a {kind} in float32 with 23 significand bits, but .* {count} bits"
+    ):
         policy("fp32").prove()
 
 
@@ -243,7 +245,9 @@ def test_more_bits_than_the_label_are_found_out_too(monkeypatch):
 def test_the_other_float16_is_not_bfloat16(monkeypatch):
     real = torch.autocast
     monkeypatch.setattr(torch, "autocast", lambda device, dtype, enabled: real(device, dtype=F16, enabled=enabled))
-    with pytest.raises(LabelError, match="should run a linear in bfloat16 with 7 significand bits, but float16 with 10"):
+    with pytest.raises(
+        LabelError, match="should run a linear in bfloat16 with 7 significand bits, but float16 with 10"
+    ):
         policy("bf16").prove()
 
 

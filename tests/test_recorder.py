@@ -36,7 +36,12 @@ def test_a_logged_line_comes_back(rec):
     rec.log(100, {"train/loss": 1e-300})
     first, second = lines(rec)
     assert first.pop("time_s") >= 0
-    assert first == {"train/step": 50, "train/loss": 0.30000000000000004, "amp/skipped_steps": 3, "perf/step_ms_p50": None}
+    assert first == {
+        "train/step": 50,
+        "train/loss": 0.30000000000000004,
+        "amp/skipped_steps": 3,
+        "perf/step_ms_p50": None,
+    }
     assert (second["train/step"], second["train/loss"]) == (100, 1e-300)
 
 
@@ -147,7 +152,9 @@ def test_a_crash_while_writing_shows_no_half_file(tmp_path, monkeypatch):
 
 def test_the_file_is_complete_before_it_has_its_name(tmp_path, monkeypatch):
     seen = []
-    monkeypatch.setattr(recorder.os, "replace", lambda source, target: seen.append((source.read_text(), target.exists())))
+    monkeypatch.setattr(
+        recorder.os, "replace", lambda source, target: seen.append((source.read_text(), target.exists()))
+    )
     write_whole(tmp_path / "status.json", "all of it")
     assert seen == [("all of it", False)]
 
@@ -174,6 +181,14 @@ def test_a_value_under_a_secret_key_is_redacted(key):
 @pytest.mark.parametrize("key", ["tokens", "vocab_size", "tokenizer", "secretary", "keys", "monkey", "num_classes"])
 def test_a_value_under_another_key_is_not(key):
     assert redact({key: "abc"}, []) == {key: "abc"}
+
+
+def test_an_override_with_a_secret_key_is_redacted():
+    """As environment.json has the command line."""
+    command = ["train.py", "+model.api_key=a=b c", "++dataset.token='x'", "model.tokenizer=bpe", "name=token"]
+    assert redact(command, []) == [
+        *("train.py", "+model.api_key=[redacted]", "++dataset.token=[redacted]", "model.tokenizer=bpe", "name=token")
+    ]
 
 
 def test_a_known_secret_is_redacted_wherever_it_stands():

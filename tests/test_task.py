@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from own_code.training import ARMS, policy_of
 from torch import Tensor, nn
 
+from own_code.training import ARMS, policy_of
 from precision_lab.config import compose
 from precision_lab.errors import InputError
 from precision_lab.hashing import content_hash
@@ -201,9 +201,7 @@ def test_a_custom_model_gets_the_facts_it_asks_for_with_null():
 
 def test_a_fact_that_nobody_tells_is_asked_for_in_a_sentence():
     with pytest.raises(InputError) as told:
-        built(
-            "model=custom", "model._target_=precision_lab.models.GPT", "+model.vocab_size=null", "dataset=digits"
-        )
+        built("model=custom", "model._target_=precision_lab.models.GPT", "+model.vocab_size=null", "dataset=digits")
     assert str(told.value).count("model.vocab_size") == 2
     assert "dataset=digits" in str(told.value)
     assert "\n" not in str(told.value)

@@ -317,8 +317,9 @@ def synthetic_tokens(samples: int, vocab_size: int, context: int | None, seed: i
 
 
 def _text_data(train: bytes, val: bytes, context: int | None, source: str) -> Data:
-    """Windows of context + 1 bytes: training ones start anywhere, validation ones do not overlap.
+    """Windows of context + 1 bytes, each beginning with the last byte of the one before.
 
+    So an epoch predicts every byte once, but for the first and a rest shorter than a window.
     `source` names the key to change when a split is shorter than a window.
     """
     context = _known_context(context)
@@ -329,10 +330,9 @@ def _text_data(train: bytes, val: bytes, context: int | None, source: str) -> Da
             "dataset.context."
         )
     windows = [
-        torch.from_numpy(np.frombuffer(split, np.uint8).astype(np.int64)).unfold(
-            0, context + 1, step
-        )  # [N, T + 1], a view
-        for split, step in ((train, 1), (val, context + 1))
+        # [N, T + 1], a view
+        torch.from_numpy(np.frombuffer(split, np.uint8).astype(np.int64)).unfold(0, context + 1, context)
+        for split in (train, val)
     ]
     facts = {"vocab_size": 256, "context": context}
     return Data(*map(TensorSamples, windows), facts, content_hash(bytes(train), bytes(val), context))

@@ -1,0 +1,272 @@
+"""The W&B mirror: absent when disabled, one warning when it fails, readable when offline, and no secret in it."""
+
+import json
+import logging
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from precision_lab import tracking
+from precision_lab.config import ROOT, WandbConfig, WandbMode, compose
+from precision_lab.run import run
+from precision_lab.tracking import Mirror
+
+INIT = dict(name="mlp_digits_bf16_s0_cpu_01234567", group="g", job_type="train", tags=["bf16"], config={"seed": 0})
+LOCAL_FILES = "the run folder is complete"
+
+
+def asked(mode):
+    return WandbConfig(WandbMode[mode], "precision-lab", None)
+
+
+class Wandb:
+    """A stand-in for the package: records every call, and fails where it is told to."""
+
+    Settings = staticmethod(lambda **settings: settings)
+
+    def __init__(self, fails=()):
+        self.fails, self.calls = fails, []
+        self.summary = SimpleNamespace(update=lambda values: self._call("summary", values))
+
+    def _call(self, name, /, *args, **kwargs):
+        self.calls.append((name, args, kwargs))
+        if name in self.fails:
+            raise self.fails[name]
+
+    def init(self, **kwargs):
+        self._call("init", **kwargs)
+        return self
+
+    def log(self, values):
+        self._call("log", values)
+
+    def define_metric(self, *args, **kwargs):
+        self._call("define_metric", *args, **kwargs)
+
+    def finish(self, **kwargs):
+        self._call("finish", **kwargs)
+
+    def names(self):
+        return [name for name, _, _ in self.calls]
+
+
+@pytest.fixture
+def wandb(monkeypatch):
+    """Put the stand-in in the package's place."""
+    monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
+
+    def install(**fails):
+        stand_in = Wandb(fails)
+        monkeypatch.setitem(sys.modules, "wandb", stand_in)
+        return stand_in
+
+    return install
+
+
+@pytest.fixture
+def warnings_of(caplog, monkeypatch):
+    caplog.set_level(logging.INFO, "precision_lab")
+    monkeypatch.setattr(logging.getLogger("precision_lab"), "propagate", True)
+    return lambda: [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+# --- disabled ------------------------------------------------------------------------------------
+
+
+def test_disabled_never_imports_wandb(monkeypatch, tmp_path, warnings_of):
+    monkeypatch.setitem(sys.modules, "wandb", None)  # an import would raise
+    mirror = Mirror(asked("disabled"), tmp_path / "wandb", **INIT)
+    mirror.log({"train/loss": 1.0})
+    mirror.finish("completed", {})
+    assert mirror.state == "disabled"
+    assert warnings_of() == []
+    assert not (tmp_path / "wandb").exists()
+    assert Mirror(asked("offline"), tmp_path, **INIT).state == "degraded"  # the control: here it is imported
+
+
+def test_a_whole_disabled_run_never_imports_wandb(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    assert run(compose(SMALL_RUN + ["wandb.mode=disabled", f"paths.outputs={tmp_path}"])) == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["runs"]
+    assert status(tmp_path)["wandb"] == "disabled"
+
+
+# --- what it hands over ------------------------------------------------------------------------------
+
+
+def test_what_wandb_is_given(wandb, tmp_path):
+    stand_in = wandb()
+    mirror = Mirror(asked("offline"), tmp_path / "outputs", **INIT)
+    mirror.log({"train/step": 50, "train/loss": 0.5})
+    mirror.finish("completed", {"final/val_loss": 0.25})
+    assert stand_in.names() == ["init", "define_metric", "log", "summary", "finish"]
+    given = stand_in.calls[0][2]
+    assert {key: given[key] for key in ("project", "mode", "dir", "name", "group", "tags", "config")} == {
+        "project": "precision-lab",
+        "mode": "offline",
+        "dir": str(tmp_path / "outputs"),
+        **{key: INIT[key] for key in ("name", "group", "tags", "config")},
+    }
+    assert given["reinit"] == "finish_previous"  # else a second run in one process would be the first's
+    assert given["settings"]["init_timeout"] * 2.4 + given["settings"]["finish_timeout"] < 30
+    assert stand_in.calls[1] == ("define_metric", ("*",), {"step_metric": "train/step"})
+    assert stand_in.calls[2] == ("log", ({"train/step": 50, "train/loss": 0.5},), {})  # no step=
+    assert stand_in.calls[3][1][0] == {"final/val_loss": 0.25, "status": "completed"}
+    assert mirror.state == "offline"
+
+
+def test_two_attempts_have_two_ids(wandb, tmp_path, monkeypatch):
+    stand_in = wandb()
+    now = iter([1_000_000_000, 2_000_000_000])
+    monkeypatch.setattr(tracking.time, "time_ns", lambda: next(now))
+    for _ in range(2):
+        Mirror(asked("offline"), tmp_path, **INIT)
+    ids = [kwargs["id"] for name, _, kwargs in stand_in.calls if name == "init"]
+    assert ids[0] != ids[1]
+    assert all(one.startswith(INIT["name"]) and len(one) <= 128 for one in ids)
+
+
+@pytest.mark.parametrize(
+    ("status", "code"), [("completed", 0), ("failed", 1), ("interrupted", 1), ("out_of_memory", 1), ("diverged", 1)]
+)
+def test_the_end_of_a_run_is_told(wandb, tmp_path, status, code):
+    stand_in = wandb()
+    Mirror(asked("offline"), tmp_path, **INIT).finish(status, {})
+    assert stand_in.calls[-2:] == [("summary", ({"status": status},), {}), ("finish", (), {"exit_code": code})]
+
+
+def test_values_logged_are_a_copy(wandb, tmp_path):
+    stand_in = wandb()
+    values = {"train/loss": 1.0}
+    Mirror(asked("offline"), tmp_path, **INIT).log(values)
+    assert stand_in.calls[-1][1][0] == values
+    assert stand_in.calls[-1][1][0] is not values
+
+
+# --- failing -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("where", ["init", "define_metric", "log", "summary", "finish"])
+@pytest.mark.parametrize("error", [RuntimeError("no server\nsecond line"), OSError("disk full"), ValueError("")])
+def test_a_failure_is_one_warning_and_then_silence(wandb, tmp_path, warnings_of, where, error):
+    stand_in = wandb(**{where: error})
+    mirror = Mirror(asked("online"), tmp_path, **INIT)
+    for step in range(3):
+        mirror.log({"train/step": step})
+    mirror.finish("completed", {})
+    mirror.finish("completed", {})
+    assert mirror.state == "degraded"
+    assert stand_in.names().count(where) == 1
+    (warning,) = warnings_of()
+    assert type(error).__name__ in warning
+    assert str(error).split("\n")[0] in warning
+    assert "second line" not in warning
+    assert LOCAL_FILES in warning
+
+
+def test_a_folder_that_cannot_be_made_is_a_failure_too(wandb, tmp_path, warnings_of):
+    wandb()
+    (tmp_path / "file").write_text("")
+    assert Mirror(asked("offline"), tmp_path / "file" / "wandb", **INIT).state == "degraded"
+    assert len(warnings_of()) == 1
+
+
+def test_ctrl_c_passes_through(wandb, tmp_path):
+    wandb(log=KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        Mirror(asked("offline"), tmp_path, **INIT).log({})
+
+
+SMALL_RUN = [
+    *("experiment=smoke", "precision=fp32", "device=cpu", "trainer.steps=4", "trainer.log_every=2"),
+    *("meter.warmup_steps=1", "model.hidden=[4]", "trainer.batch_size=8", "probe.memory=false"),
+]
+
+
+def status(outputs):
+    (path,) = outputs.glob("runs/*/*/status.json")
+    return json.loads(path.read_text())
+
+
+def losses(outputs):
+    (path,) = outputs.glob("runs/*/*/metrics.jsonl")
+    return [(line["train/step"], line["train/loss"]) for line in map(json.loads, path.read_text().splitlines())]
+
+
+@pytest.mark.parametrize("where", ["init", "log", "finish"])
+def test_training_goes_on_without_wandb(wandb, tmp_path, where):
+    stand_in = wandb()
+    assert run(compose([*SMALL_RUN, "wandb.mode=online", f"paths.outputs={tmp_path}/good"])) == 0
+    assert stand_in.names().count("log") == 2
+    assert status(tmp_path / "good")["wandb"] == "online"
+    wandb(**{where: ConnectionError("unreachable")})
+    assert run(compose([*SMALL_RUN, "wandb.mode=online", f"paths.outputs={tmp_path}/bad"])) == 0
+    state = status(tmp_path / "bad")
+    assert (state["status"], state["wandb"]) == ("completed", "degraded")
+    assert losses(tmp_path / "bad") == losses(tmp_path / "good")
+    assert [step for step, _ in losses(tmp_path / "bad")] == [2, 4]
+    (text,) = [path.read_text() for path in (tmp_path / "bad").glob("runs/*/*/train.log")]
+    assert text.count("W&B stopped (ConnectionError: unreachable)") == 1
+
+
+# --- the real package, offline ---------------------------------------------------------------------------------
+
+
+def train(outputs, *words, **environment):
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "train.py"), *SMALL_RUN, *words, f"paths.outputs={outputs}"],
+        env=os.environ | {"PYTHONPATH": str(ROOT / "src"), "WANDB_MODE": "offline"} | environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    return done.stdout + done.stderr
+
+
+def inspect(path, *options):
+    words = [sys.executable, "-m", "wandb", "leet", "inspect", *options, "--json", str(path)]
+    return subprocess.run(words, capture_output=True, text=True, timeout=60, check=True).stdout
+
+
+@pytest.mark.slow
+def test_an_offline_run_is_read_back(tmp_path):
+    train(tmp_path)
+    assert status(tmp_path)["wandb"] == "offline"
+    (log,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
+    summary = json.loads(inspect(log, "--summary"))
+    text = json.dumps(summary)
+    (result,) = [json.loads(path.read_text()) for path in tmp_path.glob("runs/*/*/result.json")]
+    values = summary["summary"]
+    assert values["status"] == "completed"
+    for name, value in result["summary"].items():
+        if value is not None and name != "nonfinite":
+            assert values[name] == pytest.approx(value, rel=1e-12), name
+    for key in ("precision", "model", "dataset", "device_name", "seed", "compile", "torch_version", "git_sha"):
+        assert key in summary["config"], text[:500]
+    history = [json.loads(line) for line in inspect(log).splitlines() if '"history"' in line]
+    assert len(history) == 2
+
+
+@pytest.mark.slow
+def test_no_secret_is_written_anywhere(tmp_path):
+    """Through every door a secret has: a variable resolved in the config, and an argument under a telling name."""
+    (tmp_path / "mine.py").write_text(
+        "from precision_lab.models import MLP\n"
+        "def net(api_key, **arguments):\n    return MLP(num_classes=10, channels=1, image_size=8, hidden=[4])\n"
+    )
+    variable, argument = "hunter2-0123456789abcdef", "correct-horse-battery"
+    output = train(
+        *(tmp_path / "outputs", "name=${oc.env:MY_API_KEY}", "tags=[${oc.env:MY_API_KEY}]"),
+        *("wandb.group=${oc.env:MY_API_KEY}", "model._target_=mine.net", f"+model.api_key={argument}"),
+        MY_API_KEY=variable,
+        PYTHONPATH=os.pathsep.join([str(ROOT / "src"), str(tmp_path)]),
+    )
+    files = [path for path in (tmp_path / "outputs").rglob("*") if path.is_file()]
+    assert any(path.suffix == ".wandb" for path in files)
+    for secret in (variable, argument):
+        assert [path.name for path in files if secret.encode() in path.read_bytes()] == [], secret
+        assert secret not in output
