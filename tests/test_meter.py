@@ -110,6 +110,7 @@ def test_the_warm_up_steps_do_not_count(warmup, windows):
     assert got == windows
     measured = sum(windows, [])
     assert meter.step_ms == [125 * ms for ms in measured]
+    assert meter.summary()["perf/measured_steps"] == len(measured)
     throughput = meter.summary()["perf/samples_per_s"]
     assert throughput == (pytest.approx(len(measured) * 4 / (0.125 * sum(measured))) if measured else None)
 
@@ -126,12 +127,8 @@ def test_steps_of_different_sizes():
 
 def test_nothing_measured_is_none_not_zero():
     meter, clock = cpu_meter(warmup_steps=2)
-    empty = dict.fromkeys(
-        [
-            *("perf/step_ms_p50", "perf/step_ms_p95", "perf/samples_per_s", "perf/data_wait_share"),
-            *("mem/peak_allocated_gib", "mem/peak_reserved_gib"),
-        ]
-    )
+    names = ("perf/step_ms_p50", "perf/step_ms_p95", "perf/samples_per_s", "perf/data_wait_share")
+    empty = dict.fromkeys([*names, "mem/peak_allocated_gib", "mem/peak_reserved_gib"]) | {"perf/measured_steps": 0}
     assert meter.summary() == empty
     meter.start()
     assert meter.close() == []

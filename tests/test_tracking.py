@@ -87,6 +87,16 @@ def test_disabled_never_imports_wandb(monkeypatch, tmp_path, warnings_of):
     assert Mirror(asked("offline"), tmp_path, **INIT).state == "degraded"  # the control: here it is imported
 
 
+def test_loading_the_module_does_not_load_wandb(tmp_path):
+    code = (
+        "import sys; from pathlib import Path; from precision_lab.tracking import *; "
+        f"Mirror(WandbConfig(WandbMode.disabled, 'p', None), Path({str(tmp_path)!r})); "
+        "sys.exit(bool({'wandb', 'torch'} & set(sys.modules)))"
+    )
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
+    assert subprocess.run([sys.executable, "-c", code], env=environment, timeout=60).returncode == 0
+
+
 def test_a_whole_disabled_run_never_imports_wandb(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "wandb", None)
     assert run(compose(SMALL_RUN + ["wandb.mode=disabled", f"paths.outputs={tmp_path}"])) == 0

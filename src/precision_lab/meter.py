@@ -85,6 +85,7 @@ class Meter:
         return {
             "perf/step_ms_p50": statistics.median(self.step_ms) if measured else None,
             "perf/step_ms_p95": percentile(self.step_ms, 0.95) if measured else None,
+            "perf/measured_steps": len(self.step_ms),
             "perf/samples_per_s": self._measured_samples / total_ms * 1e3 if measured else None,
             "perf/data_wait_share": min(1.0, self._measured_wait_ms / total_ms) if measured else None,
             "mem/peak_allocated_gib": self._peak_gib("allocated"),

@@ -37,6 +37,7 @@ METRICS = {
     "val/accuracy": Metric("share", "higher"),
     "perf/step_ms_p50": Metric("ms", "lower"),
     "perf/step_ms_p95": Metric("ms", "lower"),
+    "perf/measured_steps": Metric("steps that the step times are of", None),
     "perf/samples_per_s": Metric("samples/s", "higher"),
     "perf/data_wait_share": Metric("share of the step time the host waited for data", "lower"),
     "mem/peak_allocated_gib": Metric("GiB", "lower"),

@@ -25,7 +25,7 @@ from precision_lab.meter import Meter
 from precision_lab.probe.memory import cpu_step_peak_bytes, saved_activations
 from precision_lab.recorder import Metric, Recorder, redact, secrets_in
 from precision_lab.seeds import derive, seed_globals
-from precision_lab.terminal import bar, summary_line
+from precision_lab.terminal import bar, summary_lines
 from precision_lab.tracking import Mirror
 from precision_lab.trainer import Progress, Trainer, evaluate
 
@@ -170,7 +170,7 @@ class _Run:
         )
         self.mirror.finish(status, self.recorder.summary(self.final, self.best))
         self.recorder.status(status, reason=reason, step=progress.step, wandb=self.mirror.state)
-        log.info(summary_line(identity.arm_label(asked.precision), status, reason, progress.step, self.final))
+        log.info(summary_lines(identity.arm_label(asked.precision), status, reason, progress.step, self.final))
 
 
 def measure_memory(trainer: Trainer, batch: Any, compiled: bool) -> dict[str, float]:

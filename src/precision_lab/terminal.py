@@ -1,4 +1,4 @@
-"""What a run shows on the terminal: a progress bar where there is one, and the line that sums it up."""
+"""What a run shows on the terminal: a progress bar where there is one, and the lines that sum it up."""
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -16,27 +16,41 @@ def bar(title: str, total_steps: int) -> Iterator[Callable[[int, Mapping[str, An
         yield lambda step, readings: None
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(), transient=True) as progress:
+    # drawn at log points alone: a refreshing thread would take its time out of the steps
+    with Progress(*columns, console=Console(), transient=True, auto_refresh=False) as progress:
         task = progress.add_task(title, total=total_steps)
 
         def show(step: int, readings: Mapping[str, Any]) -> None:
-            progress.update(task, completed=step, description=f"{title}, loss {readings['train/loss']:.4f}")
+            description = f"{title}, loss {readings['train/loss']:.4f}"
+            progress.update(task, completed=step, description=description, refresh=True)
 
         yield show
 
 
-def summary_line(arm: str, status: str, reason: str | None, step: int, final: Mapping[str, Any]) -> str:
-    """`bf16: completed, 400 steps; val loss 0.0812 (fp32 0.0813), ...`; a figure not measured is left out."""
-    head = f"{arm}: {status} at step {step}" + (f" ({reason})" if reason else "")
+def summary_lines(arm: str, status: str, reason: str | None, step: int, final: Mapping[str, Any]) -> str:
+    """What came out, in lines of under 80 columns but for the reason; a figure not measured is left out.
+
+    `bf16: completed at step 400` / `val loss 0.0812 (in fp32 0.0813), accuracy 0.983` / `5.93 ms a step ...`
+    """
+    steps = final.get("perf/measured_steps")
     parts = [
-        _figure(final, "val/loss", "val loss {:.4f}") + _figure(final, "val/loss_fp32", " (in fp32 {:.4f})"),
-        _figure(final, "val/accuracy", "accuracy {:.3f}"),
-        _figure(final, "perf/step_ms_p50", "{:.3g} ms a step (p50)"),
-        _figure(final, "mem/saved_activations_mib", "saved activations {:.3g} MiB"),
-        _figure(final, "mem/peak_allocated_gib", "peak {:.3g} GiB"),
-        f"{final['amp/skipped_steps']:.0f} steps skipped" if final.get("amp/skipped_steps") else "",
+        [
+            _figure(final, "val/loss", "val loss {:.4f}") + _figure(final, "val/loss_fp32", " (in fp32 {:.4f})"),
+            _figure(final, "val/accuracy", "accuracy {:.3f}"),
+            f"{final['amp/skipped_steps']:.0f} steps skipped" if final.get("amp/skipped_steps") else "",
+        ],
+        [
+            _figure(final, "perf/step_ms_p50", "{:.3g} ms a step (median of " + f"{steps}; ")
+            + _figure(final, "perf/step_ms_p95", "95 % below {:.3g})"),
+        ],
+        [
+            _figure(final, "mem/saved_activations_mib", "saved activations {:.3g} MiB"),
+            _figure(final, "mem/peak_allocated_gib", "peak allocated {:.3g} GiB"),
+        ],
     ]
-    return "; ".join([head, ", ".join(part for part in parts if part)])
+    lines = [f"{arm}: {status} at step {step}" + (f" ({reason})" if reason else "")]
+    lines += ["  " + ", ".join(filter(None, line)) for line in parts if any(line)]
+    return "\n".join(lines)
 
 
 def _figure(final: Mapping[str, Any], name: str, template: str) -> str:
