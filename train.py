@@ -10,20 +10,23 @@ from hydra.core.hydra_config import HydraConfig  # noqa: E402
 from hydra.errors import HydraException  # noqa: E402
 from hydra.types import RunMode  # noqa: E402
 from omegaconf.errors import OmegaConfBaseException  # noqa: E402
+from yaml import YAMLError  # noqa: E402
 
 from precision_lab import config  # noqa: E402
 from precision_lab.errors import InputError  # noqa: E402
 from precision_lab.wording import word  # noqa: E402
+
+NO_SWEEP = (
+    "-m would run all jobs in one process, where backend flags and memory peaks leak from one "
+    "to the next; run the commands one by one."
+)
 
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="config")
 def main(composed) -> None:
     try:
         if HydraConfig.get().mode is RunMode.MULTIRUN:
-            raise InputError(
-                "-m would run all jobs in one process, where backend flags and memory peaks leak from one "
-                "to the next; run the commands one by one."
-            )
+            raise InputError(NO_SWEEP)
         asked = config.typed(composed)
         from precision_lab.run import run  # torch comes in here: wrong input is answered before
 
@@ -41,8 +44,14 @@ def refuse(sentence: object) -> int:
 
 
 if __name__ == "__main__":
+    if {"-m", "--multirun"} & set(sys.argv):  # before Hydra makes a folder for the jobs
+        sys.exit(refuse(NO_SWEEP))
     config.register()
     try:
         main()
-    except (HydraException, OmegaConfBaseException) as error:  # composition failed
+    except (HydraException, OmegaConfBaseException, YAMLError) as error:  # composition failed
         sys.exit(refuse(word(error, config.Config, config.CONF)))
+    except ValueError as error:
+        if "Config group override must be" not in str(error):
+            raise
+        sys.exit(refuse(f"{' '.join(sys.argv[1:])}: a config group takes the name of one of its choices."))

@@ -191,3 +191,9 @@ def test_dropout_and_gradients_are_off():
     x, y = torch.randn(5, 4), torch.zeros(5, dtype=torch.int64)
     got = evaluate(policy_of("fp32"), task, model, lambda: iter([((x, y), 5)]))
     assert got["val/loss"] == F.cross_entropy(model[1](x), y).item()
+
+
+def test_the_fp32_pass_is_fp32_whatever_context_the_caller_is_in():
+    model = nn.Linear(2, 2)
+    with torch.autocast("cpu", torch.bfloat16), policy_of("bf16").reference(model):
+        assert model(torch.ones(1, 2)).dtype is torch.float32

@@ -8,7 +8,7 @@ A field with `metadata=NOT_IDENTITY` does not count for the experiment's identit
 
 import math
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from precision_lab.errors import InputError
-from precision_lab.wording import word
+from precision_lab.wording import unknown_key, word
 
 ROOT = Path(__file__).resolve().parents[2]
 CONF = ROOT / "conf"
@@ -32,6 +32,8 @@ SHARED_FACTS = ("num_classes", "channels", "image_size", "vocab_size", "context"
 
 
 class Dtype(Enum):
+    """A dtype of parameters or autocast, by torch's name."""
+
     float32 = "float32"
     bfloat16 = "bfloat16"
     float16 = "float16"
@@ -45,6 +47,8 @@ class Float32Mode(Enum):
 
 
 class DeviceType(Enum):
+    """What to run on; auto takes cuda, else mps, else cpu."""
+
     auto = "auto"
     cpu = "cpu"
     cuda = "cuda"
@@ -52,6 +56,8 @@ class DeviceType(Enum):
 
 
 class WandbMode(Enum):
+    """Where the mirror goes: a server, local files alone, or nowhere."""
+
     online = "online"
     offline = "offline"
     disabled = "disabled"
@@ -115,6 +121,8 @@ class PrecisionConfig:
 
 @dataclass
 class DeviceConfig:
+    """Where a run runs and how the device is used. `threads` are the CPU's."""
+
     type: DeviceType = field(default=MISSING, metadata=NOT_IDENTITY)
     threads: int | None = field(default=MISSING, metadata=NOT_IDENTITY)
     channels_last: bool = MISSING
@@ -126,6 +134,8 @@ class DeviceConfig:
 
 @dataclass
 class TrainerConfig:
+    """How long and on how much at a time. `grad_clip` is the largest L2 norm of the gradient."""
+
     steps: int | None = MISSING
     epochs: int | None = MISSING
     batch_size: int = MISSING
@@ -152,6 +162,8 @@ class TrainerConfig:
 
 @dataclass
 class MeterConfig:
+    """Which steps the time and memory figures leave out."""
+
     warmup_steps: int = MISSING
 
     def __post_init__(self) -> None:
@@ -160,11 +172,15 @@ class MeterConfig:
 
 @dataclass
 class ProbeConfig:
+    """Instruments beside the training; none may change a loss by a bit."""
+
     memory: bool = MISSING
 
 
 @dataclass
 class WandbConfig:
+    """Where the mirror of the run's numbers goes."""
+
     mode: WandbMode = MISSING
     project: str = MISSING
     group: str | None = MISSING
@@ -172,6 +188,8 @@ class WandbConfig:
 
 @dataclass
 class PathsConfig:
+    """Folders: of the repository, of what runs leave behind, of downloaded data."""
+
     root: str = MISSING
     outputs: str = MISSING
     data: str = MISSING
@@ -207,9 +225,10 @@ class Config:
         _check_kinds(self.model, self.dataset, self.task)
         _check_sizes(self.model, self.dataset)
         _check_files(self.dataset)
+        stated = load_precision(self.precision.name)
         if self.precision.name == "auto":
             _require(
-                self.precision == load_precision("auto"),
+                self.precision == stated,
                 "precision=auto takes no further precision settings; name the precision to change one.",
             )
 
@@ -304,9 +323,20 @@ def register() -> None:
 def typed(composed: Any) -> Config:
     """Turn Hydra's composed config into checked dataclasses; raise InputError where it cannot."""
     try:
+        _check_keys(composed, Config)
         return OmegaConf.to_object(composed)
     except OmegaConfBaseException as error:
         raise InputError(word(error, Config, CONF)) from error
+
+
+def _check_keys(node: DictConfig, schema: type, prefix: str = "") -> None:
+    # `+trainer.stepz=5` adds a key that to_object would hand on without a word
+    types = {f.name: f.type for f in fields(schema)}
+    for key in node:
+        if key not in types:
+            raise InputError(unknown_key(f"{prefix}{key}", Config))
+        if is_dataclass(types[key]) and not OmegaConf.is_missing(node, key):
+            _check_keys(node[key], types[key], f"{prefix}{key}.")
 
 
 def compose(overrides: list[str]) -> Config:

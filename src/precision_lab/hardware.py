@@ -88,7 +88,7 @@ def choose_precision(device: torch.device, support: dict[str, str]) -> tuple[str
     """The field's rule for `precision=auto`: the arm's name and the reason in one sentence."""
     if support["bfloat16"] == "native":
         return "bf16", f"{device.type} computes bfloat16 natively, whose range needs no loss scaling"
-    if device.type == "cuda":
+    if device.type == "cuda" and support["float16"] == "native":
         return "fp16", "this GPU has no bfloat16 units; float16 runs on its tensor cores, with loss scaling"
     return "fp32", f"{device.type} has no bfloat16 units, so a lower precision would only be slower"
 

@@ -11,7 +11,7 @@ from dataclasses import fields, is_dataclass
 from enum import Enum
 from typing import Any
 
-from precision_lab.config import OPEN_SETS, Config, PrecisionConfig, label, load_precision
+from precision_lab.config import Config, PrecisionConfig, label, load_precision
 
 PLACE_ARGUMENTS = frozenset({"root", "path", "download"})
 
@@ -33,7 +33,7 @@ def _identity(value: Any) -> Any:
     for f in counted:
         item = getattr(value, f.name)
         result[f.name] = _identity(item) if is_dataclass(item) else as_values(item)
-        if f.name in OPEN_SETS:
+        if f.name == "dataset":
             result[f.name] = {k: v for k, v in result[f.name].items() if k not in PLACE_ARGUMENTS}
     return result
 
@@ -67,4 +67,4 @@ def arm_label(precision: PrecisionConfig) -> str:
 def slug(config: Config, device: str) -> str:
     """The run folder's readable name; the run signature at its end makes it unique by content."""
     parts = (label(config.model), label(config.dataset), config.precision.name, f"s{config.seed}", device)
-    return "_".join(re.sub(r"[^a-z0-9.-]+", "-", part) for part in parts) + f"_{run_signature(config)}"
+    return "_".join(re.sub(r"[^a-z0-9.-]+", "-", part)[:40] for part in parts) + f"_{run_signature(config)}"

@@ -5,6 +5,7 @@ On a CUDA or MPS device a step's end is marked by an event in the stream: no ste
 device, and the events are read when a window closes. Units: ms a step, samples a second, GiB.
 """
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +17,8 @@ GIB = 2**30
 
 
 class Meter:
+    """Accounts of one run: opened and closed around log points, a mark a step."""
+
     def __init__(
         self,
         device: torch.device,
@@ -111,7 +114,8 @@ class Meter:
 def percentile(values: list[float], share: float) -> float:
     """The value that `share` of the values do not exceed (nearest rank)."""
     ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+    # rounded first: 0.95 * 20 may come out just above 19
+    return ordered[max(0, math.ceil(round(share * len(ordered), 9)) - 1)]
 
 
 def _timer(device: torch.device) -> tuple[Callable[[], Any], Callable[[Any, Any], float]]:

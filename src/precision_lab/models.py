@@ -125,6 +125,8 @@ class Block(nn.Module):
 
 
 class CausalSelfAttention(nn.Module):
+    """Every position attends to itself and those before it: [B, T, D] -> [B, T, D]."""
+
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
         self.heads = heads
@@ -142,6 +144,8 @@ class CausalSelfAttention(nn.Module):
 
 
 class FeedForward(nn.Module):
+    """Position by position: up to 4 D, GELU, back to D."""
+
     def __init__(self, width: int, dropout: float) -> None:
         super().__init__()
         self.up = nn.Linear(width, 4 * width)

@@ -5,8 +5,9 @@ what its name says: `prove` measures what really executes, and a difference is a
 """
 
 import fnmatch
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -176,13 +177,13 @@ def keep_in_float32(model: nn.Module, patterns: list[str], device_type: str) -> 
 
 
 def _run_in_float32(module: nn.Module, device_type: str) -> None:
-    forward = module.forward
+    # a partial, not a closure: a deep copy of the model then gets the copied module's forward
+    module.forward = partial(_forward_in_float32, module.forward, device_type)
 
-    def forward_in_float32(*args: Any, **kwargs: Any) -> Any:
-        with torch.autocast(device_type, enabled=False):
-            return forward(*cast_floating(args, torch.float32), **cast_floating(kwargs, torch.float32))
 
-    module.forward = forward_in_float32
+def _forward_in_float32(forward: Callable, device_type: str, /, *args: Any, **kwargs: Any) -> Any:
+    with torch.autocast(device_type, enabled=False):
+        return forward(*cast_floating(args, torch.float32), **cast_floating(kwargs, torch.float32))
 
 
 def _cast_inputs_to_parameters(module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:

@@ -22,6 +22,8 @@ STATUSES = ("running", "completed", "diverged", "out_of_memory", "failed", "inte
 
 @dataclass(frozen=True)
 class Metric:
+    """What a recorded number is in, and whether less or more of it is better (None: neither)."""
+
     unit: str
     better: str | None  # "lower" | "higher" | None
 
@@ -105,7 +107,7 @@ class Recorder:
             raise KeyError(f"{unknown[0]} is not declared in recorder.METRICS")
 
     def _write_json(self, name: str, values: dict[str, Any]) -> None:
-        write_whole(self.folder / name, json.dumps(self._clean(values), indent=2, allow_nan=False) + "\n")
+        write_whole(self.folder / name, json.dumps(_storable(self._clean(values)), indent=2, allow_nan=False) + "\n")
 
     def _clean(self, values: Any) -> Any:
         return redact(values, self._secrets)
@@ -123,6 +125,15 @@ def finite(values: Mapping[str, float | None]) -> dict[str, Any]:
     return result | ({"nonfinite": nonfinite} if nonfinite else {})
 
 
+def _storable(values: Any) -> Any:
+    """The same values with a non-finite number, such as trainer.grad_clip=inf in a config, as text."""
+    if isinstance(values, dict):
+        return {key: _storable(value) for key, value in values.items()}
+    if isinstance(values, list):
+        return [_storable(value) for value in values]
+    return str(values) if isinstance(values, float) and not math.isfinite(values) else values
+
+
 def write_whole(path: Path, text: str) -> None:
     """Write a file so that it is either the old one or the new one, whatever happens in between."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
@@ -134,6 +145,10 @@ def write_whole(path: Path, text: str) -> None:
 
 
 _SECRET_KEY = re.compile(r"(^|[_.-])(api_?key|access_?key|token|secret|password|passwd|credentials?)$", re.IGNORECASE)
+
+
+# An override of the command line: `+model.api_key=...`
+_SECRET_WORD = re.compile(rf"^([\w+.@/-]*?{_SECRET_KEY.pattern.removesuffix('$')}=).+", re.IGNORECASE | re.DOTALL)
 
 
 def secrets_in(environment: Mapping[str, str]) -> list[str]:
@@ -151,6 +166,7 @@ def redact(values: Any, secrets: list[str]) -> Any:
     if isinstance(values, list | tuple):
         return [redact(value, secrets) for value in values]
     if isinstance(values, str):
-        for secret in secrets:
+        values = _SECRET_WORD.sub(r"\1[redacted]", values)
+        for secret in sorted(secrets, key=len, reverse=True):  # one may be part of another
             values = values.replace(secret, "[redacted]")
     return values

@@ -79,9 +79,14 @@ class _Run:
             self.asked.wandb,
             Path(self.asked.paths.outputs),
             name=identity.slug(self.asked, ready.policy.device.type),
-            group=self.asked.wandb.group or identity.experiment_signature(self.asked),
             job_type="train",
-            tags=[self.asked.precision.name, ready.policy.device.type, *self.asked.tags],
+            **redact(
+                {
+                    "group": self.asked.wandb.group or identity.experiment_signature(self.asked),
+                    "tags": [self.asked.precision.name, ready.policy.device.type, *self.asked.tags],
+                },
+                secrets_in(os.environ),
+            ),
             config=_mirror_config(self.asked, self.environment),
         )
 

@@ -21,6 +21,8 @@ FINISH_TIMEOUT = 8
 
 
 class Mirror:
+    """One W&B run. `state` is its mode, or `degraded` once anything failed."""
+
     def __init__(self, asked: WandbConfig, folder: Path, **init: Any):
         """W&B's files go to `folder`/wandb, shared by all runs of a project, so that one viewer sees them all."""
         self.state = asked.mode.name
@@ -46,7 +48,11 @@ class Mirror:
             mode=asked.mode.name,
             reinit="finish_previous",
             settings=wandb.Settings(
-                init_timeout=INIT_TIMEOUT, finish_timeout=FINISH_TIMEOUT, console="off", silent=True
+                init_timeout=INIT_TIMEOUT,
+                finish_timeout=FINISH_TIMEOUT,
+                console="off",
+                silent=True,
+                x_disable_meta=True,  # it holds the command line, secrets too; environment.json has it redacted
             ),
             **init,
         )

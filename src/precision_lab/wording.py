@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf.errors import MissingMandatoryValue
+from yaml import MarkedYAMLError
 
 
 def word(error: Exception, schema: type, conf: Path) -> str:
@@ -14,8 +15,8 @@ def word(error: Exception, schema: type, conf: Path) -> str:
 
     `schema` is the root dataclass (its fields are the valid keys), `conf` the folder of the groups.
     """
-    text = str(error)
     cause = error.__cause__ or error
+    text = str(error) if cause is error else f"{error}\n{cause}"  # Hydra's own message seldom says what is valid
     lines = [line.strip() for line in text.split("\n") if line.strip()]
     if match := re.search(r"Could not find '([\w-]+(?:/[\w-]+)*)/([^/']+)'", text):
         group, choice = match.groups()
@@ -23,11 +24,21 @@ def word(error: Exception, schema: type, conf: Path) -> str:
     # an unknown key: "Key 'stepz' not in 'TrainerConfig'" or "... is not in struct"
     key = _full_key(str(cause)) or _full_key(text)
     if "not in struct" in text or re.search(r"Key '.*' not in '", text):
-        return f"{key} is not a known key; {_known_keys(key, schema)}."
+        return unknown_key(key, schema)
     if match := re.search(r"Could not override '([^']+)'", text):
         return f"{match.group(1)} is not a known config group; {_choices(match.group(1), _groups(conf))}."
     if match := re.search(r"Value '(.*)' of type '\w+' could not be converted to (\w+)", text):
         return f"{key}={match.group(1)} is not valid; it must be {_article(match.group(2))}."
+    if match := re.search(r"Value '(.*)' is not a valid bool", text):
+        return f"{key}={match.group(1)} is not valid; it must be true or false."
+    if match := re.search(r"Invalid value assigned: (\w+) is not a ListConfig, list or tuple", text):
+        return f"{key} must be a list, such as {key}=[a,b]."
+    if match := re.search(r"Environment variable '(.*)' not found", text):
+        return f"{key} asks for the environment variable {match.group(1)}, which is not set."
+    if override := getattr(error, "override", None):  # Hydra's OverrideParseException
+        return f"{override} cannot be read; write key=value, and quote a value with spaces or =: \"key='a b'\"."
+    if isinstance(error, MarkedYAMLError):
+        return f"{error.problem_mark.name}, line {error.problem_mark.line + 1}: {error.problem}."
     if match := re.search(r"Invalid value '(.*)', expected one of \[(.*)\]", text):
         return f"{key}={match.group(1)} is not valid; valid are {match.group(2)}."
     if isinstance(cause, MissingMandatoryValue):
@@ -35,6 +46,11 @@ def word(error: Exception, schema: type, conf: Path) -> str:
     first = lines[0].rstrip(".") if lines else type(error).__name__
     where = f" ({key})" if key and key not in first else ""
     return f"{first}{where}."
+
+
+def unknown_key(key: str, schema: type) -> str:
+    """The sentence for a key that the root dataclass does not have."""
+    return f"{key} is not a known key; {_known_keys(key, schema)}."
 
 
 def _article(kind: str) -> str:
