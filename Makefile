@@ -34,7 +34,7 @@ endef
 export CHECK_PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-gpu lint lock clean check-python
+.PHONY: help setup demo test test-slow test-gpu golden lint lock clean check-python
 
 help: ## list the targets (default)
 	@awk -F ':.*## ' '/^[a-z][a-z-]*:.*## / { printf "  %-10s  %s\n", $$1, $$2 }' Makefile
@@ -53,6 +53,9 @@ test-slow: setup ## run the slow tests
 
 test-gpu: ## run the GPU tests; without an environment, with PYTHON and its own torch
 	PYTHONPATH="$(CURDIR)/src$${PYTHONPATH:+:$$PYTHONPATH}" $(GPU_PY) -m pytest -m gpu $(ARGS)
+
+golden: setup ## write the golden losses anew, after a wanted change of numerics
+	$(PY) tests/test_golden.py --write
 
 lint: setup ## check style and formatting
 	$(PY) -m ruff check .

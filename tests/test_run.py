@@ -137,7 +137,7 @@ def _do(words: list[str], home: Path, folder: Path) -> Run:
 # ---- what a run leaves behind ---------------------------------------------------------------------------
 
 
-def test_a_run_leaves_its_files_and_says_one_line_at_its_end(runs):
+def test_a_run_leaves_its_files_and_says_how_it_ended(runs):
     run = runs("fp32")
     assert run.code == 0
     assert {path.name for path in run.folder.iterdir()} == {
@@ -146,8 +146,8 @@ def test_a_run_leaves_its_files_and_says_one_line_at_its_end(runs):
     assert run.folder.parents[1] == run.outputs / "runs"
     assert re.fullmatch(r"\d{4}-\d\d-\d\d", run.folder.parent.name)
     assert re.fullmatch(r"\d\d-\d\d-\d\d-\d{6}_mlp_digits_fp32_s3_cpu_[0-9a-f]{8}", run.folder.name)
-    last = run.out.strip().splitlines()[-1]
-    assert last.startswith("fp32: completed at step 12; val loss ")
+    assert len([line for line in run.out.splitlines() if line.startswith("fp32: completed at step 12")]) == 1
+    assert "val loss" in run.out
     assert run.err == ""
 
 

@@ -5,7 +5,7 @@ that every arm has the same learning rate at the same step whatever it skipped.
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -39,9 +39,30 @@ def build_optimizer(node: dict, model: nn.Module) -> torch.optim.Optimizer:
     if not parameters:
         raise InputError(f"model={type(model).__name__} has no parameter that requires a gradient.")
     try:
-        return targets.instantiate("optimizer", node, parameters)
+        optimizer = targets.instantiate("optimizer", node, parameters)
     except RuntimeError as error:  # torch's word for `fused` on a device or dtype without it
         raise InputError(f"optimizer: {node['_target_']}: {str(error).rstrip('.')}.") from error
+    low = next((p.dtype for p in parameters if p.device.type == "cpu" and p.dtype.itemsize < 4), None)
+    if low and isinstance(optimizer, torch.optim.SGD) and node.get("fused") and not _fused_sgd_is_right(low):
+        raise InputError(
+            f"Fused SGD computes wrong updates of {str(low).removeprefix('torch.')} parameters on a CPU in "
+            f"torch {torch.__version__}, as a trial just showed; set optimizer.fused=false."
+        )
+    return optimizer
+
+
+def _fused_sgd_is_right(dtype: torch.dtype) -> bool:
+    """Whether three fused steps of low-precision parameters agree with plain ones; in torch 2.11 they don't."""
+
+    def three_steps(fused: bool) -> Tensor:
+        weights = nn.Parameter(torch.linspace(-1, 1, 64).to(dtype))
+        optimizer = torch.optim.SGD([weights], lr=0.1, momentum=0.9, fused=fused)
+        for _ in range(3):
+            weights.grad = weights.detach().clone()
+            optimizer.step()
+        return weights.detach().float()
+
+    return torch.allclose(three_steps(True), three_steps(False), atol=0.05)
 
 
 class LearningRate:
@@ -67,6 +88,9 @@ class NonFiniteGuard:
     without a host sync (checked on 2.14.1: fused AdamW and SGD). Any other optimizer costs one
     sync a step. Floating-point buffers, such as batch-norm statistics, were written by forward
     already: they are put back by a select on the device.
+
+    It stands in for `GradScaler.step`, which would use the scaler's own flag. Ours covers more: below
+    a scale of 2^-127 the scaler's inverse is inf, and it calls gradients clean that unscaling made infinite.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, model: nn.Module):
@@ -75,25 +99,16 @@ class NonFiniteGuard:
         devices = {p.device.type for group in optimizer.param_groups for p in group["params"]}
         takes_flag = getattr(optimizer, "_step_supports_amp_scaling", False) and devices <= {"cpu", "cuda"}
         self.syncs = not (takes_flag and _momentum_survives_a_skipped_first_step(optimizer))
-        self._flag: Tensor | None = None
-        if not self.syncs:
-            # As a pre-hook it also runs inside GradScaler.step, which has set its own found_inf by
-            # then. Ours covers more: below a scale of 2^-127 the scaler's inverse is inf, and it
-            # reports clean gradients that unscaling has made infinite.
-            optimizer.register_step_pre_hook(self._hand_over)
-        self._buffers = _BufferGroup.of(b for b in model.buffers() if b.is_floating_point())
+        self._buffers = _BufferGroup.of(model)
 
-    def _hand_over(self, optimizer: torch.optim.Optimizer, args: tuple, kwargs: dict) -> None:
-        optimizer.found_inf = self._flag
-
-    def step(self, scaler: torch.amp.GradScaler, nonfinite: Tensor) -> None:
-        """Step unless `nonfinite` (float32 scalar on the device, 0 or 1) says otherwise."""
-        self._flag = nonfinite
-        if not self.syncs or not nonfinite.item():
-            scaler.step(self._optimizer)
-        self._flag = None
+    def step(self, nonfinite: Tensor) -> None:
+        """Step on unscaled gradients unless `nonfinite` (float32 scalar on the device, 0 or 1) says otherwise."""
         if not self.syncs:
+            self._optimizer.found_inf = nonfinite
+            self._optimizer.step()
             self._optimizer.found_inf = None
+        elif not nonfinite.item():
+            self._optimizer.step()
         for group in self._buffers:
             group.keep_old_where(nonfinite)
 
@@ -115,22 +130,36 @@ def _momentum_survives_a_skipped_first_step(optimizer: torch.optim.Optimizer) ->
 
 
 class _BufferGroup:
-    """Buffers of one dtype and device, kept as one flat copy: three kernels a step, however many there are."""
+    """Buffers of one dtype, kept as one flat copy: three kernels a step, however many there are.
 
-    def __init__(self, buffers: list[Tensor]):
-        self._buffers = buffers
+    They are looked up by module and name at each step: forward, or a cast and back, may have put
+    another tensor there.
+    """
+
+    def __init__(self, slots: list[tuple[nn.Module, str]]):
+        self._slots = slots
+        buffers = self._current()
         self._good = torch.cat([b.detach().reshape(-1) for b in buffers])
         views = self._good.split([b.numel() for b in buffers])
         self._good_views = [view.view(b.shape) for view, b in zip(views, buffers, strict=True)]
 
     @classmethod
-    def of(cls, buffers: Iterable[Tensor]) -> list["_BufferGroup"]:
-        groups: dict[tuple, list[Tensor]] = {}
-        for buffer in buffers:
-            groups.setdefault((buffer.dtype, buffer.device), []).append(buffer)
-        return [cls(group) for group in groups.values()]
+    def of(cls, model: nn.Module) -> list["_BufferGroup"]:
+        groups: dict[torch.dtype, list[tuple[nn.Module, str]]] = {}
+        for module in model.modules():
+            for name, buffer in module.named_buffers(recurse=False):
+                # an expanded buffer has fewer bytes than elements; nobody can write to it
+                whole = buffer.untyped_storage().nbytes() >= buffer.numel() * buffer.element_size()
+                if buffer.is_floating_point() and whole:
+                    groups.setdefault(buffer.dtype, []).append((module, name))
+        return [cls(slots) for slots in groups.values()]
 
+    def _current(self) -> list[Tensor]:
+        return [getattr(module, name) for module, name in self._slots]
+
+    @torch.no_grad()
     def keep_old_where(self, nonfinite: Tensor) -> None:
-        new = torch.cat([b.reshape(-1) for b in self._buffers])
+        buffers = self._current()
+        new = torch.cat([b.reshape(-1) for b in buffers])
         torch.where(nonfinite.bool(), self._good, new, out=self._good)
-        torch._foreach_copy_(self._buffers, self._good_views)
+        torch._foreach_copy_(buffers, self._good_views)

@@ -67,7 +67,7 @@ class Trainer:
         self.scaler.unscale_(self.optimizer)
         grad_norm = clip_gradients(self._parameters, self.plan.grad_clip)
         nonfinite = (grad_norm - grad_norm).ne_(0).float()  # 0 or 1: inf - inf and NaN - NaN are NaN
-        self.guard.step(self.scaler, nonfinite)
+        self.guard.step(nonfinite)
         self.scaler.update()
         self.window.add_step(grad_norm, nonfinite)
 
@@ -182,7 +182,7 @@ def evaluate(
     `val/loss` and the metrics in the arm's own precision, `val/loss_fp32` in IEEE float32.
     Leaves generators, training mode and parameters as they were.
     """
-    was_training = model.training
+    modes = [(module, module.training) for module in model.modules()]
     devices = [policy.device] if policy.device.type == "cuda" else []
     model.eval()
     try:
@@ -192,7 +192,8 @@ def evaluate(
             with policy.reference(model):
                 reference = _mean_over(task, model, batches())
     finally:
-        model.train(was_training)
+        for module, training in modes:
+            module.training = training
     return {f"val/{name}": value for name, value in own.items()} | {"val/loss_fp32": reference["loss"]}
 
 
