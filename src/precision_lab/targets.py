@@ -6,10 +6,10 @@ PYTHONPATH. Whatever is wrong with it becomes one sentence.
 
 from collections.abc import Callable
 from functools import partial
+from pkgutil import resolve_name
 from typing import Any
 
 from hydra.errors import InstantiationException
-from hydra.utils import get_object
 from hydra.utils import instantiate as hydra_instantiate
 
 from precision_lab.errors import InputError
@@ -30,9 +30,9 @@ def locate(group: str, node: dict[str, Any]) -> Any:
     """The class or function that `_target_` names; InputError if there is none."""
     target = node["_target_"]
     try:
-        return get_object(target)
+        return resolve_name(target)
     except Exception as error:  # importing a user's module can raise anything
-        cause = str(error).split("\n")[0].rstrip(".")
+        cause = f"{type(error).__name__}: {error}".split("\n")[0].rstrip(".")
         raise InputError(
             f"{group}._target_={target} cannot be loaded ({cause}). "
             "Name an importable class or function; for a file of your own set PYTHONPATH to its folder."
