@@ -29,9 +29,9 @@ def own(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("target", "cause"),
     [
-        ("nowhere_at_all.Net", "ModuleNotFoundError: No module named 'nowhere_at_all'"),
-        ("torch.nn.Nope", "AttributeError: module 'torch.nn' has no attribute 'Nope'"),
-        ("own_broken.Net", "ZeroDivisionError: division by zero"),
+        ("nowhere_at_all.Net", "No module named 'nowhere_at_all'"),
+        ("torch.nn.Nope", "module 'torch.nn' has no attribute 'Nope'"),
+        ("own_broken.Net", "division by zero"),
     ],
 )
 def test_a_target_that_is_not_there_is_one_sentence_and_nothing_else(own, capfd, target, cause):

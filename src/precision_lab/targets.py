@@ -32,7 +32,7 @@ def locate(group: str, node: dict[str, Any]) -> Any:
     try:
         return resolve_name(target)
     except Exception as error:  # importing a user's module can raise anything
-        cause = f"{type(error).__name__}: {error}".split("\n")[0].rstrip(".")
+        cause = str(error).split("\n")[0].rstrip(".") or type(error).__name__
         raise InputError(
             f"{group}._target_={target} cannot be loaded ({cause}). "
             "Name an importable class or function; for a file of your own set PYTHONPATH to its folder."
