@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-GIB = 2**30
+from precision_lab.hardware import GIB
 
 
 class Meter:

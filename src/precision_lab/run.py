@@ -130,12 +130,21 @@ class _Run:
                 self._log(readings)
                 show(progress.step, readings)
 
-            trainer.train(batches, meter, steps, on_log)
-        self.final |= meter.summary()
-        self.hashes |= {"batches": batches.order_hash(), "losses": self.progress.losses.hexdigest()[:16]}
+            try:
+                trainer.train(batches, meter, steps, on_log)
+            finally:  # an interrupted run keeps what it measured
+                self.final |= meter.summary()
+                self.hashes |= {"batches": batches.order_hash(), "losses": self.progress.losses.hexdigest()[:16]}
         self.progress.diverged = self.progress.diverged or self._useless_end()
         if asked.probe.memory and not self.progress.diverged:
-            self.final |= measure_memory(trainer, next(training_batches(self.ready)), asked.device.compile)
+            self._measure_memory()
+
+    def _measure_memory(self) -> None:
+        batch = next(training_batches(self.ready))
+        try:
+            self.final |= measure_memory(self.trainer, batch, self.asked.device.compile)
+        except Exception as error:  # the run is complete without it
+            log.warning("memory could not be measured: %s: %s", type(error).__name__, str(error).split("\n")[0])
 
     def _log(self, readings: dict[str, float]) -> None:
         self.recorder.log(self.progress.step, readings)
@@ -257,11 +266,7 @@ def _sigterm_raises() -> Iterator[None]:
     def stop(signum: int, frame: Any) -> None:
         raise Terminated
 
-    try:
-        before = signal.signal(signal.SIGTERM, stop)
-    except ValueError:  # not the main thread: whoever runs us there handles signals
-        yield
-        return
+    before = signal.signal(signal.SIGTERM, stop)
     try:
         yield
     finally:

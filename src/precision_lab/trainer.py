@@ -14,7 +14,7 @@ import numpy
 import torch
 from torch import Tensor, nn
 
-from precision_lab.config import TrainerConfig
+from precision_lab.config import PrecisionConfig, TrainerConfig
 from precision_lab.errors import InputError
 from precision_lab.meter import Meter
 from precision_lab.optim import LearningRate, NonFiniteGuard, Schedule
@@ -24,7 +24,7 @@ from precision_lab.task import Task
 
 @dataclass
 class Progress:
-    """Where a run stands: updated at every log point, on the host. Steps are counted from 1."""
+    """Where a run stands: brought up to date at every log point, on the host. Steps count from 1."""
 
     step: int = 0  # attempted
     nonfinite_steps: int = 0  # loss or gradient norm not finite
@@ -33,6 +33,27 @@ class Progress:
     loss_scale: float = 1.0
     diverged: str | None = None  # the reason
     losses: "hashlib._Hash" = field(default_factory=hashlib.sha256)  # over every step's float32 loss
+
+    def advance(
+        self, losses: numpy.ndarray, skipped: numpy.ndarray, loss_scale: float, limits: PrecisionConfig
+    ) -> None:
+        """Count the window's steps, one entry each in `losses` and `skipped`, and see whether the run diverged."""
+        self.losses.update(losses.astype("<f4").tobytes())
+        self.nonfinite_steps += int((skipped | ~numpy.isfinite(losses)).sum())
+        self.skipped_steps += int(skipped.sum())
+        self.loss_scale = loss_scale
+        for skip in skipped:
+            self.step += 1
+            self.skips_in_a_row = self.skips_in_a_row + 1 if skip else 0
+            if self.skips_in_a_row > limits.max_consecutive_skips and not self.diverged:
+                self.diverged = (
+                    f"more than precision.max_consecutive_skips={limits.max_consecutive_skips} non-finite steps "
+                    f"in a row, from step {self.step - self.skips_in_a_row + 1} on"
+                )
+        if limits.grad_scaling and loss_scale < limits.min_scale and not self.diverged:
+            self.diverged = (
+                f"loss scale {loss_scale:g} fell below precision.min_scale={limits.min_scale:g} by step {self.step}"
+            )
 
 
 class Trainer:
@@ -89,11 +110,21 @@ class Trainer:
             meter.step(self.plan.batch_size * self.plan.accumulation)
             if is_log_point(step + 1, self.plan, total_steps):
                 step_ms = meter.close()
-                readings = self.window.read(progress, self.policy, self.scaler)
-                on_log(progress, readings | {"train/lr": lr} | timing(step_ms))
+                on_log(progress, self._read_window(progress) | {"train/lr": lr} | timing(step_ms))
                 if progress.diverged:
                     return
                 meter.start()
+
+    def _read_window(self, progress: Progress) -> dict[str, float]:
+        losses, norms, skipped = self.window.read()
+        progress.advance(losses, skipped, self.scaler.get_scale(), self.policy.config)
+        return {
+            "train/loss": float(losses.mean()),
+            "train/grad_norm": float(norms[-1]),
+            "amp/loss_scale": progress.loss_scale,
+            "amp/skipped_steps": progress.skipped_steps,
+            "amp/nonfinite_steps": progress.nonfinite_steps,
+        }
 
 
 def is_log_point(done: int, plan: TrainerConfig, total_steps: int) -> bool:
@@ -137,37 +168,12 @@ class Window:
         self._norms.append(grad_norm)
         self._flags.append(nonfinite)
 
-    def read(self, progress: Progress, policy: Policy, scaler: torch.amp.GradScaler) -> dict[str, float]:
-        """Fetch everything once, bring `progress` up to date, and return the window's figures."""
-        steps = len(self._flags)
-        losses = _fetch(self._losses).reshape(steps, -1).mean(1)
-        norms, flags = _fetch(self._norms), _fetch(self._flags) != 0
+    def read(self) -> tuple[numpy.ndarray, numpy.ndarray, numpy.ndarray]:
+        """Fetch all at once, and start anew: loss, gradient norm and whether it was skipped, one entry a step."""
+        losses = _fetch(self._losses).reshape(len(self._flags), -1).mean(1)  # over a step's micro-batches
+        norms, flags = _fetch(self._norms), _fetch(self._flags)
         self.__init__()
-        progress.losses.update(losses.astype("<f4").tobytes())
-        progress.nonfinite_steps += int((flags | ~numpy.isfinite(losses)).sum())
-        progress.skipped_steps += int(flags.sum())
-        progress.loss_scale = scaler.get_scale()
-        limit = policy.config.max_consecutive_skips
-        for flag in flags:
-            progress.step += 1
-            progress.skips_in_a_row = progress.skips_in_a_row + 1 if flag else 0
-            if progress.skips_in_a_row > limit and not progress.diverged:
-                first = progress.step - progress.skips_in_a_row + 1
-                progress.diverged = (
-                    f"more than precision.max_consecutive_skips={limit} non-finite steps in a row, from step {first} on"
-                )
-        if scaler.is_enabled() and progress.loss_scale < policy.config.min_scale and not progress.diverged:
-            progress.diverged = (
-                f"loss scale {progress.loss_scale:g} fell below precision.min_scale={policy.config.min_scale:g} "
-                f"by step {progress.step}"
-            )
-        return {
-            "train/loss": float(losses.mean()),
-            "train/grad_norm": float(norms[-1]),
-            "amp/loss_scale": progress.loss_scale,
-            "amp/skipped_steps": progress.skipped_steps,
-            "amp/nonfinite_steps": progress.nonfinite_steps,
-        }
+        return losses, norms, flags != 0
 
 
 def _fetch(scalars: list[Tensor]) -> numpy.ndarray:
