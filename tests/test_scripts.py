@@ -19,7 +19,13 @@ def run(script: str, *words: str, columns: int = 80) -> subprocess.CompletedProc
 
 
 def test_the_demo_prints_a_row_for_each_precision(tmp_path):
-    words = ["experiment=smoke", "precision=fp32,bf16", "trainer.steps=12", f"paths.outputs={tmp_path}"]
+    words = [
+        "experiment=smoke",
+        "precision=fp32,bf16",
+        "trainer.steps=12",
+        "model.hidden=[256,256]",
+        f"paths.outputs={tmp_path}",
+    ]
     done = run("demo.py", *words)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
