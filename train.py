@@ -2,15 +2,11 @@
 
 import os
 import sys
+import traceback
 
 os.environ["HYDRA_FULL_ERROR"] = "1"  # hands composition errors to us whole, so that we can word them
 
 import hydra  # noqa: E402
-from hydra.core.hydra_config import HydraConfig  # noqa: E402
-from hydra.errors import HydraException  # noqa: E402
-from hydra.types import RunMode  # noqa: E402
-from omegaconf.errors import OmegaConfBaseException  # noqa: E402
-from yaml import YAMLError  # noqa: E402
 
 from precision_lab import config  # noqa: E402
 from precision_lab.errors import InputError  # noqa: E402
@@ -25,8 +21,6 @@ NO_SWEEP = (
 @hydra.main(version_base="1.3", config_path="conf", config_name="config")
 def main(composed) -> None:
     try:
-        if HydraConfig.get().mode is RunMode.MULTIRUN:
-            raise InputError(NO_SWEEP)
         asked = config.typed(composed)
         from precision_lab.run import run  # torch comes in here: wrong input is answered before
 
@@ -35,6 +29,9 @@ def main(composed) -> None:
         code = refuse(error)
     except KeyboardInterrupt:  # before the run had a folder to say so in
         code = 130
+    except Exception:  # ours to mend, not the user's: shown whole
+        traceback.print_exc()
+        code = 1
     sys.exit(code)
 
 
@@ -44,14 +41,10 @@ def refuse(sentence: object) -> int:
 
 
 if __name__ == "__main__":
-    if {"-m", "--multirun"} & set(sys.argv):  # before Hydra makes a folder for the jobs
+    if {"-m", "--multirun", "hydra.mode=MULTIRUN"} & set(sys.argv):  # before Hydra makes a folder for the jobs
         sys.exit(refuse(NO_SWEEP))
     config.register()
     try:
         main()
-    except (HydraException, OmegaConfBaseException, YAMLError) as error:  # composition failed
-        sys.exit(refuse(word(error, config.Config, config.CONF)))
-    except ValueError as error:
-        if "Config group override must be" not in str(error):
-            raise
-        sys.exit(refuse(f"{' '.join(sys.argv[1:])}: a config group takes the name of one of its choices."))
+    except config.COMPOSITION_ERRORS as error:
+        sys.exit(refuse(word(error, sys.argv[1:], config.Config, config.CONF)))

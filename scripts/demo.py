@@ -19,7 +19,7 @@ warmed up or got busy in between shows in the times: they are no comparison of s
 
 def main(words: list[str]) -> int:
     asked = {"experiment": "demo", "precision": "fp32,bf16,fp16"}
-    asked |= dict(word.split("=", 1) for word in words)
+    asked |= {key: value for key, _, value in (word.partition("=") for word in words)}
     precisions = asked.pop("precision").split(",")
     overrides = [f"{key}={value}" for key, value in asked.items()]
     worst = 0
@@ -30,16 +30,16 @@ def main(words: list[str]) -> int:
         lines = done.stdout.splitlines()
         if number == 0 and lines:
             print(f"{lines[0]}\n\n{HEADER}")
-        print(row(precision, lines) if done.returncode == 0 else "\n".join(lines), flush=True)
+        named = [line.rsplit(" -> ", 1)[1] for line in lines if " -> " in line]
+        print(row(precision, Path(named[0])) if named and done.returncode == 0 else "\n".join(lines), flush=True)
         worst = max(worst, done.returncode)
     print(f"\n{CAVEAT}")
     return worst
 
 
-def row(precision: str, lines: list[str]) -> str:
-    """The run's figures, read from the result.json in the folder that it names."""
-    folder = next(line.rsplit(" -> ", 1)[1] for line in lines if " -> " in line)
-    result = json.loads((Path(folder) / "result.json").read_text())
+def row(precision: str, folder: Path) -> str:
+    """The run's figures, read from its result.json."""
+    result = json.loads((folder / "result.json").read_text())
     keys = ("val_loss", "val_loss_fp32", "val_accuracy", "perf_step_ms_p50", "mem_saved_activations_mib")
     figures = [result["summary"].get(f"final/{key}") for key in keys]
     shown = ["-" if figure is None else f"{figure:.4g}" for figure in figures]

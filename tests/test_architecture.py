@@ -132,7 +132,7 @@ def test_a_script_does_not_import_wandb(path):
 
 def test_the_entrypoint_loads_no_torch():
     path = ROOT / "train.py"
-    assert packages(path, whole=False) <= {"os", "sys", "hydra", "omegaconf", "yaml", "precision_lab"}
+    assert packages(path, whole=False) <= {"os", "sys", "traceback", "hydra", "omegaconf", "yaml", "precision_lab"}
     loaded = set().union(*(reachable(name, whole=False) for name in internal(path, whole=False)))
     assert {name for name in loaded if "torch" in packages(MODULES[name], whole=False)} == set()
     assert "run" in internal(path) - internal(path, whole=False)  # comes in when the input is known to be right

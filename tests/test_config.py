@@ -199,7 +199,6 @@ LEGAL = [
     "precision=bf16 precision.float32_matmul=tf32",
     "precision=fp32 precision.autocast_dtype=bfloat16",
     "precision=tf32 precision.float32_conv=ieee",
-    "precision=fp32 precision.param_dtype=float16",
     "precision=fp32 precision.max_consecutive_skips=1 precision.growth_interval=1",
 ]
 NOTHING_TO_SCALE = (
@@ -225,8 +224,13 @@ ILLEGAL = [
         "autocast needs float32 parameters.",
     ),
     (
-        "precision=fp16 precision.param_dtype=float16",
-        "precision.param_dtype=float16 and precision.autocast_dtype cannot be combined: "
+        "precision=fp32 precision.param_dtype=float16",
+        "precision.param_dtype=float16 is not supported: AdamW's eps is 0 in float16 and its gradients cannot be "
+        "unscaled; use float32 parameters with precision.autocast_dtype=float16.",
+    ),
+    (
+        "precision=fp16 precision.param_dtype=bfloat16",
+        "precision.param_dtype=bfloat16 and precision.autocast_dtype cannot be combined: "
         "autocast needs float32 parameters.",
     ),
     (

@@ -20,6 +20,7 @@ from precision_lab import datasets
 from precision_lab.batches import TrainBatches, eval_batches, place_on
 from precision_lab.datasets import Data, TensorSamples, as_data
 from precision_lab.errors import InputError
+from precision_lab.hashing import content_hash
 
 CONF = Path(__file__).parents[1] / "conf"
 
@@ -133,7 +134,7 @@ def test_torchvision_dataset_in_memory(monkeypatch):
 def test_torchvision_dataset_refusals(tmp_path):
     with pytest.raises(InputError, match=r"^dataset.name=SVHN is unknown; valid are MNIST, FashionMNIST, "):
         datasets.torchvision_dataset("SVHN", str(tmp_path), False, None, None)
-    for name in datasets.TORCHVISION_DATASETS:
+    for name in datasets.TORCHVISION_FILES:
         with pytest.raises(
             InputError,
             match=rf"^dataset.name={name} has no files in .*download=true .*or point dataset\.root",
@@ -536,3 +537,18 @@ def test_torchvision_is_imported_only_where_it_is_used():
         top = [n for n in tree.body if isinstance(n, ast.Import | ast.ImportFrom)]
         assert top
         assert not any("torchvision" in ast.unparse(n) for n in top)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_an_augmentation_draws_the_same_in_every_number_of_workers(workers):
+    drawn = [
+        torch.stack([next(batches) for _ in range(5)])
+        for batches in (TrainBatches(Augmented(numbered(12)), 4, 3, unmoved, n) for n in (0, workers))
+    ]
+    assert torch.equal(*drawn)
+    assert len(drawn[0].unique()) == drawn[0].numel()  # no two samples share a draw
+
+
+def test_a_tensor_of_odd_strides_is_hashed():
+    column = torch.arange(15).reshape(5, 3)[:1, 0]  # one element: contiguous, and its stride is 3
+    assert content_hash(column) == content_hash(torch.tensor([0]))

@@ -21,6 +21,7 @@ from own_code.training import (
 )
 from precision_lab.batches import eval_batches
 from precision_lab.datasets import TensorSamples
+from precision_lab.errors import InputError
 from precision_lab.precision import backend_flags
 from precision_lab.task import Classification
 from precision_lab.trainer import evaluate
@@ -197,3 +198,12 @@ def test_the_fp32_pass_is_fp32_whatever_context_the_caller_is_in():
     model = nn.Linear(2, 2)
     with torch.autocast("cpu", torch.bfloat16), policy_of("bf16").reference(model):
         assert model(torch.ones(1, 2)).dtype is torch.float32
+
+
+@pytest.mark.parametrize("name", ["loss", "loss_fp32", "mean abs", "a/b", "2nd"])
+def test_a_metric_may_not_take_the_losses_names_nor_an_odd_one(name):
+    def task(model, batch):
+        return mean_output(model, batch)[0], {name: torch.tensor(123.0)}
+
+    with pytest.raises(InputError, match=r"^task: a metric is called '.*'; use letters, digits and underscores"):
+        evaluate(policy_of("fp32"), task, nn.Linear(1, 1), over(torch.ones(4, 1), 2))

@@ -328,3 +328,30 @@ def test_the_flag_does_not_stay_on_the_optimizer():
         step(trainer, BAD["nan"])
         assert getattr(trainer.optimizer, "found_inf", None) is None
         assert getattr(trainer.optimizer, "grad_scale", None) is None
+
+
+class Remembers(nn.Module):
+    """A batch norm beside a buffer that forward makes anew in another shape, and one that it drops."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(2)
+        self.head = nn.Linear(16, 1)
+        self.register_buffer("cache", torch.zeros(0))
+        self.register_buffer("once", torch.zeros(3))
+
+    def forward(self, x):
+        self.cache, self.once = x.detach().mean((1, 2)), None
+        return self.head(self.norm(x).flatten(1))
+
+
+def test_a_buffer_of_another_shape_is_let_go_and_the_others_stay_guarded():
+    trainer = trainer_of("fp32", seeded(Remembers), mean_square)
+    first, second = signals(2)
+    step(trainer, first)
+    before = trainer.model.norm.running_mean.clone()
+    step(trainer, BAD["nan"])
+    assert torch.equal(trainer.model.norm.running_mean, before)
+    step(trainer, second)
+    assert not torch.equal(trainer.model.norm.running_mean, before)
+    assert trainer.model.cache.shape == (4,)

@@ -30,6 +30,7 @@ NOT_THE_EXPERIMENT = {
     *("trainer.log_every", "trainer.eval_every", "trainer.workers"),
     *("probe.memory", "wandb.mode", "wandb.project", "wandb.group", "paths.root", "paths.outputs", "paths.data"),
     *("dataset.root", "dataset.path", "dataset.download"),
+    *("model.kind", "dataset.kind", "task.kind"),
     *("precision.name", "precision.param_dtype", "precision.autocast_dtype", "precision.grad_scaling"),
     *("precision.init_scale", "precision.growth_interval", "precision.min_scale"),
     *("precision.max_consecutive_skips", "precision.float32_matmul", "precision.float32_conv"),

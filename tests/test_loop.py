@@ -649,3 +649,23 @@ def test_losses_are_hashed_step_by_step_whatever_the_log_interval():
 def test_a_step_without_any_limit_reached_is_not_diverged():
     progress, _ = train(trainer_of("fp16", seeded(TwoHeads), mean_square, log_every=2), vectors(6), 6)
     assert progress.diverged is None
+
+
+@pytest.mark.parametrize("factor", [-0.25, float("nan"), float("inf")])
+def test_a_senseless_learning_rate_is_refused_before_and_in_a_step(factor):
+    trainer = trainer_of("fp32", seeded(TwoHeads), mean_square, schedule=lambda step, total: factor)
+    sentence = rf"^scheduler: the factor at step 0 is {factor}; it must be finite and not below 0\.$"
+    with pytest.raises(InputError, match=sentence):
+        optim.check_schedule(trainer.schedule, trainer.optimizer, 1)
+    before = snapshot(trainer.model)
+    with pytest.raises(InputError, match=sentence):
+        train(trainer, vectors(1), 1)
+    assert same_bits(snapshot(trainer.model), before)
+
+
+def test_a_schedule_that_raises_is_told_and_leaves_the_rate():
+    trainer = trainer_of("fp32", seeded(TwoHeads), mean_square)
+    rates = [group["lr"] for group in trainer.optimizer.param_groups]
+    with pytest.raises(InputError, match=r"^scheduler: \(step, total_steps\) -> factor failed at step 9: .*zero"):
+        optim.check_schedule(lambda step, total: 1 / (step - 9), trainer.optimizer, 10)
+    assert [group["lr"] for group in trainer.optimizer.param_groups] == rates

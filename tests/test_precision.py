@@ -319,7 +319,7 @@ def test_a_kept_module_hands_on_float32_and_the_others_do_not(arm):
 
 def test_the_inputs_are_cast_in_whatever_they_come():
     block = Block()
-    keep_in_float32(nn.ModuleDict({"block": block}), ["block"], "cpu")
+    keep_in_float32(nn.ModuleDict({"block": block}), ["block"], "cpu", set())
     more = {"a": torch.ones(1, dtype=BF16), "b": [torch.ones(1, dtype=F16), "text"]}
     label = torch.tensor([1, 2])
     with policy("bf16").autocast():
@@ -343,7 +343,7 @@ def test_the_inputs_are_cast_in_whatever_they_come():
     ],
 )
 def test_which_modules_a_pattern_matches(patterns, matched):
-    assert keep_in_float32(Net(), patterns, "cpu") == matched
+    assert keep_in_float32(Net(), patterns, "cpu", set()) == matched
 
 
 @pytest.mark.parametrize("patterns", [["blocks.0", "blocks.0.linear"], ["blocks.0.linear", "blocks.0"]])
@@ -371,7 +371,7 @@ def test_an_unknown_pattern_is_told_the_names(pattern):
 
 def test_a_long_list_of_names_is_cut():
     with pytest.raises(InputError, match=r"this model has 0, 1, 2, 3, 4, 5, 6, 7, \.\.\.\."):
-        keep_in_float32(nn.Sequential(*(nn.ReLU() for _ in range(9))), ["nope"], "cpu")
+        keep_in_float32(nn.Sequential(*(nn.ReLU() for _ in range(9))), ["nope"], "cpu", set())
 
 
 def test_a_saturated_head_stays_healed():
@@ -542,3 +542,38 @@ def test_casting_keeps_the_shape_of_what_it_casts():
     assert [cast["t"][0].dtype, cast["t"][1][0].dtype, cast["n"].a.dtype] == [BF16] * 3
     assert (cast["t"][1][1], cast["n"].b, cast["i"].dtype, cast["s"]) == (3, None, torch.int64, "x")
     assert x.dtype is F32
+
+
+class Unrolled(nn.Module):
+    """Its container has no forward, and one of its layers is never called as a module."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x):
+        for layer in self.body:
+            x = layer(x)
+        return nn.functional.linear(x, self.head.weight, self.head.bias)
+
+
+def test_a_container_without_a_forward_stands_for_its_children():
+    one = policy("bf16", fp32_modules=["body"])
+    model = one.prepare(Unrolled())
+    seen = []
+    model.body[1].register_forward_hook(lambda module, args, output: seen.append((args[0].dtype, output.dtype)))
+    with one.autocast():
+        model(torch.ones(1, 4))
+    assert seen == [(torch.float32, torch.float32)]
+    one.check_float32_modules()
+
+
+def test_a_module_that_is_never_called_cannot_be_kept_in_float32():
+    one = policy("bf16", fp32_modules=["head"])
+    model = one.prepare(Unrolled())
+    with one.autocast():
+        assert model(torch.ones(1, 4)).dtype is torch.bfloat16
+    sentence = r"^precision\.fp32_modules: head is never called as a module .*; name its parent\.$"
+    with pytest.raises(InputError, match=sentence):
+        one.check_float32_modules()

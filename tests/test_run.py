@@ -50,6 +50,7 @@ COMMANDS = {
     "greedy": own("mine.Greedy"),
     "ctrl_c": own("mine.Killed", "mine.regression", "+model.name=SIGINT", "trainer.steps=100000"),
     "sigterm": own("mine.Killed", "mine.regression", "+model.name=SIGTERM", "trainer.steps=100000"),
+    "sighup": own("mine.Killed", "mine.regression", "+model.name=SIGHUP", "trainer.steps=100000"),
     "bad_output": own("mine.Line", "precision_lab.task.LanguageModel"),
     "check": ["check=true", "precision=fp32", *TINY],
     "multirun": ["-m", "precision=fp32,bf16", *TINY],
@@ -314,7 +315,8 @@ def test_a_model_that_raises_is_a_failed_run_of_one_line(runs):
     assert "Traceback" in run.log
     assert "and a second line" in run.log
     assert "Traceback" not in run.words
-    assert [line for line in run.words.splitlines() if "third gear" in line] == [f"fp32: failed at step 0 ({reason})"]
+    told = [line for line in run.words.splitlines() if "third gear" in line]
+    assert told == [f"fp32: failed at step 0 ({reason}; see {run.folder / 'train.log'})"]
 
 
 def test_out_of_memory_is_a_result(runs):
@@ -326,7 +328,9 @@ def test_out_of_memory_is_a_result(runs):
     assert "Traceback" in run.log
 
 
-@pytest.mark.parametrize(("name", "code", "reason"), [("ctrl_c", 130, "Ctrl-C"), ("sigterm", 143, "SIGTERM")])
+@pytest.mark.parametrize(
+    ("name", "code", "reason"), [("ctrl_c", 130, "Ctrl-C"), ("sigterm", 143, "SIGTERM"), ("sighup", 143, "SIGHUP")]
+)
 def test_an_interrupted_run_leaves_a_readable_result(runs, name, code, reason):
     run = runs(name)
     assert run.code == code, run.words

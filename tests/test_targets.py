@@ -61,6 +61,12 @@ def test_a_wrong_argument_names_the_target():
         instantiate("model", {"_target_": "torch.nn.Linear", "widht": 3})
 
 
-def test_what_a_constructor_raises_comes_out_as_it_is(own):
-    with pytest.raises(RuntimeError, match=r"^no file$"):
+def test_what_a_constructor_raises_is_told_with_its_place(own):
+    sentence = r"^model: own_targets\.Broken raised RuntimeError: no file \(.*own_targets\.py, line 7\)\.$"
+    with pytest.raises(InputError, match=sentence):
         instantiate("model", {"_target_": "own_targets.Broken"})
+
+
+def test_what_cannot_be_called_is_refused():
+    with pytest.raises(InputError, match=r"^task\._target_=math\.pi is float, not a function or class\.$"):
+        bind("task", {"_target_": "math.pi"})

@@ -8,9 +8,9 @@ import torch
 
 from precision_lab import config, hardware, targets
 from precision_lab.batches import TrainBatches, place_on
-from precision_lab.config import Config
+from precision_lab.config import Config, TrainerConfig
 from precision_lab.errors import InputError
-from precision_lab.optim import build_optimizer
+from precision_lab.optim import build_optimizer, check_schedule
 from precision_lab.precision import Policy
 from precision_lab.seeds import derive
 from precision_lab.task import Workload, build
@@ -28,6 +28,7 @@ class Assembly:
     support: dict[str, str]
     flags: dict[str, Any]  # backend flags as they read once set
     proof: dict[str, Any]  # what was measured to execute
+    total_steps: int
     notes: list[str]  # lines for the reader: the machine, what auto chose, what is emulated
 
 
@@ -45,7 +46,21 @@ def assemble(asked: Config) -> Assembly:
     flags = policy.apply_backends()
     proof = policy.prove()
     place = place_on(device, asked.device.channels_last)
-    return Assembly(asked, policy, build(asked), place, support, flags, proof, notes)
+    workload = build(asked)
+    steps = _total_steps(asked.trainer, len(workload.data.train))
+    return Assembly(asked, policy, workload, place, support, flags, proof, steps, notes)
+
+
+def _total_steps(plan: TrainerConfig, samples: int) -> int:
+    if plan.steps:
+        return plan.steps
+    steps = plan.epochs * (samples // plan.batch_size) // plan.accumulation
+    if steps == 0:
+        raise InputError(
+            f"trainer.epochs={plan.epochs} of {samples} samples holds no step of {plan.accumulation} micro-batches "
+            f"of {plan.batch_size}; set a smaller trainer.batch_size or trainer.accumulation, or more epochs."
+        )
+    return steps
 
 
 def _emulation_notes(asked: Config, device: torch.device, support: dict[str, str]) -> list[str]:
@@ -83,4 +98,5 @@ def make_trainer(ready: Assembly) -> Trainer:
     if asked.device.compile:
         model = torch.compile(model)
     schedule = targets.bind("scheduler", asked.scheduler)
+    check_schedule(schedule, optimizer, ready.total_steps)
     return Trainer(asked.trainer, policy, ready.workload.task, model, optimizer, schedule)

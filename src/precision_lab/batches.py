@@ -5,8 +5,8 @@ loads data. Shape legend: B samples of a batch, C channels, H = W = image_size.
 """
 
 import hashlib
+import signal
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 from precision_lab.datasets import TensorSamples
 from precision_lab.errors import InputError
 from precision_lab.hashing import update
-from precision_lab.seeds import PrivateRandomness
+from precision_lab.seeds import PrivateRandomness, derive
 
 
 class TrainBatches:
@@ -118,19 +118,32 @@ def _load(dataset: Dataset, order: Iterable[Tensor], seed: int, workers: int) ->
         yield from (dataset[indices] for indices in order)  # one gather, no collate
         return
     loader = DataLoader(
-        dataset,
-        batch_sampler=(indices.tolist() for indices in order),
+        _SeededSamples(dataset, seed),
+        batch_sampler=([number, *indices.tolist()] for number, indices in enumerate(order)),
         num_workers=workers,
-        generator=torch.Generator().manual_seed(seed),  # the workers' seeds come from it
+        worker_init_fn=_leave_interrupts_to_the_run,
+        generator=torch.Generator().manual_seed(seed),  # else it draws its seed from the global generator
         pin_memory=torch.cuda.is_available(),
     )
-    private = nullcontext() if workers else PrivateRandomness(seed)
-    with private:
-        batches = iter(loader)
-    while True:
-        try:
-            with private:
-                batch = next(batches)
-        except StopIteration:
-            return
-        yield batch
+    yield from loader
+
+
+class _SeededSamples(Dataset):
+    """Samples drawn under a random stream of their batch's own, however many workers share the batches.
+
+    So a random augmentation gives the same batch in every arm, and shifts no dropout mask.
+    """
+
+    def __init__(self, dataset: Dataset, seed: int) -> None:
+        self._dataset, self._seed = dataset, seed
+
+    def __getitems__(self, numbered: list[int]) -> list[Any]:
+        number, *indices = numbered
+        with PrivateRandomness(derive(self._seed, f"batch {number}")):
+            if hasattr(self._dataset, "__getitems__"):
+                return self._dataset.__getitems__(indices)
+            return [self._dataset[index] for index in indices]
+
+
+def _leave_interrupts_to_the_run(worker: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the run ends its workers itself

@@ -7,6 +7,7 @@ A field with `metadata=NOT_IDENTITY` does not count for the experiment's identit
 """
 
 import math
+import os
 import re
 from dataclasses import dataclass, field, fields, is_dataclass
 from enum import Enum
@@ -19,6 +20,7 @@ from hydra.core.config_store import ConfigStore
 from hydra.errors import HydraException
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from precision_lab.errors import InputError
 from precision_lab.wording import unknown_key, word
@@ -93,6 +95,11 @@ class PrecisionConfig:
     def __post_init__(self) -> None:
         low_params = self.param_dtype is not Dtype.float32
         _require(
+            self.param_dtype is not Dtype.float16,
+            "precision.param_dtype=float16 is not supported: AdamW's eps is 0 in float16 and its gradients cannot "
+            "be unscaled; use float32 parameters with precision.autocast_dtype=float16.",
+        )
+        _require(
             self.autocast_dtype is not Dtype.float32,
             "precision.autocast_dtype=float32 does nothing; use null for no autocast, bfloat16 or float16.",
         )
@@ -130,6 +137,11 @@ class DeviceConfig:
 
     def __post_init__(self) -> None:
         _at_least("device.threads", self.threads, 1)
+        cores = os.cpu_count() or 1
+        _require(
+            self.threads is None or self.threads <= cores,
+            f"device.threads={self.threads} is more than this machine's {cores} cores.",
+        )
 
 
 @dataclass
@@ -251,6 +263,8 @@ def _check_optimizer(optimizer: dict[str, Any]) -> None:
     for key in ("lr", "weight_decay", "momentum", "eps"):
         value = optimizer.get(key, 0.0 if key != "lr" else None)
         number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        if key != "lr" and not isinstance(value, int | float | str):
+            continue  # an optimizer of the user's may take a pair or nothing there
         _require(
             number and (value > 0 if key == "lr" else value >= 0),
             f"optimizer.{key}={value} must be a finite number {'above' if key == 'lr' else 'not below'} 0.",
@@ -275,7 +289,7 @@ def _check_sizes(model: dict[str, Any], dataset: dict[str, Any]) -> None:
 
 
 # What torchvision unpacks below `root`, so that missing files are told without importing it.
-_TORCHVISION_FILES = {
+TORCHVISION_FILES = {
     "MNIST": "MNIST/raw/train-images-idx3-ubyte",
     "FashionMNIST": "FashionMNIST/raw/train-images-idx3-ubyte",
     "CIFAR10": "cifar-10-batches-py/data_batch_1",
@@ -288,11 +302,11 @@ def _check_files(dataset: dict[str, Any]) -> None:
     if target == "precision_lab.datasets.torchvision_dataset":
         name, root = dataset.get("name"), dataset.get("root")
         _require(
-            name in _TORCHVISION_FILES,
-            f"dataset.name={name} is unknown; valid are {', '.join(_TORCHVISION_FILES)}.",
+            name in TORCHVISION_FILES,
+            f"dataset.name={name} is unknown; valid are {', '.join(TORCHVISION_FILES)}.",
         )
         _require(
-            bool(dataset.get("download")) or (Path(str(root)) / _TORCHVISION_FILES[name]).exists(),
+            bool(dataset.get("download")) or (Path(str(root)) / TORCHVISION_FILES[name]).exists(),
             f"{name} is not in dataset.root={root}; add dataset.download=true, or point dataset.root to it.",
         )
     elif target == "precision_lab.datasets.image_folder":
@@ -311,6 +325,9 @@ def label(node: dict[str, Any]) -> str:
     return str(node.get("name") or node["_target_"].rsplit(".", 1)[-1]).lower()
 
 
+# What Hydra raises where the input cannot be composed; ValueError for a group that is given a non-name.
+COMPOSITION_ERRORS = (HydraException, OmegaConfBaseException, YAMLError, ValueError)
+
 # --- composing -----------------------------------------------------------------------------
 
 
@@ -318,6 +335,13 @@ def register() -> None:
     """Give Hydra the root schema and the resolver for the repository's folder."""
     ConfigStore.instance().store(name="schema", node=Config)
     OmegaConf.register_new_resolver("precision_lab.root", lambda: str(ROOT), replace=True)
+    OmegaConf.register_new_resolver("precision_lab.wandb", _wandb_variable, replace=True)
+
+
+def _wandb_variable(name: str, default: str) -> str:
+    # set but empty counts as not set; W&B has second names for two of its modes
+    value = os.environ.get(name) or default
+    return {"dryrun": "offline", "run": "online"}.get(value, value) if name == "WANDB_MODE" else value
 
 
 def typed(composed: Any) -> Config:
@@ -326,7 +350,7 @@ def typed(composed: Any) -> Config:
         _check_keys(composed, Config)
         return OmegaConf.to_object(composed)
     except OmegaConfBaseException as error:
-        raise InputError(word(error, Config, CONF)) from error
+        raise InputError(word(error, [], Config, CONF)) from error
 
 
 def _check_keys(node: DictConfig, schema: type, prefix: str = "") -> None:
@@ -345,8 +369,8 @@ def compose(overrides: list[str]) -> Config:
     try:
         with initialize_config_dir(str(CONF), version_base="1.3"):
             return typed(hydra_compose("config", overrides))
-    except (HydraException, OmegaConfBaseException) as error:
-        raise InputError(word(error, Config, CONF)) from error
+    except COMPOSITION_ERRORS as error:
+        raise InputError(word(error, overrides, Config, CONF)) from error
 
 
 def load_precision(name: str) -> PrecisionConfig:

@@ -25,6 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import Dataset, Subset
 
+from precision_lab.config import TORCHVISION_FILES
 from precision_lab.errors import InputError
 from precision_lab.hashing import content_hash
 from precision_lab.seeds import PrivateRandomness
@@ -34,7 +35,6 @@ STDLIB_SKIPPED = (
     *("site-packages", "dist-packages", "test", "tests", "idle_test"),
     *("config-*", "_sysconfigdata*"),
 )
-TORCHVISION_DATASETS = ("MNIST", "FashionMNIST", "CIFAR10", "CIFAR100")
 MARKOV_SUCCESSORS = 4  # the best reachable loss of synthetic_tokens is ln 4 = 1.386 nats
 HASHED_SAMPLES = 256  # of each split of a dataset that is not ours
 
@@ -99,8 +99,8 @@ def digits(channels: int | None, image_size: int | None, train_fraction: float) 
 
 def torchvision_dataset(name: str, root: str, download: bool, channels: int | None, image_size: int | None) -> Data:
     """MNIST, FashionMNIST, CIFAR10 or CIFAR100, whole in memory, without augmentation."""
-    if name not in TORCHVISION_DATASETS:
-        raise InputError(f"dataset.name={name} is unknown; valid are {', '.join(TORCHVISION_DATASETS)}.")
+    if name not in TORCHVISION_FILES:
+        raise InputError(f"dataset.name={name} is unknown; valid are {', '.join(TORCHVISION_FILES)}.")
     from torchvision import datasets  # costs more than a second: only who asks for it pays
 
     try:

@@ -20,8 +20,10 @@ def content_hash(*parts: Any) -> str:
 def update(digest: Any, value: Any) -> None:
     """Feed a nested value: tensors by type, shape and bytes, all other leaves pickled."""
     if isinstance(value, Tensor):
+        # a copy: a view of one element counts as contiguous whatever its stride
+        flat = value.detach().cpu().flatten().clone(memory_format=torch.contiguous_format)
         digest.update(f"{value.dtype}{tuple(value.shape)}".encode())
-        digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+        digest.update(flat.view(torch.uint8).numpy())
     elif isinstance(value, Mapping):
         for key in value:
             update(digest, key)

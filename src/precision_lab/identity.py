@@ -1,7 +1,7 @@
 """What makes two runs the same: signatures, arm labels and the names made of them.
 
 A field whose schema says `NOT_IDENTITY` does not count, nor does an argument of an open set that
-says where things lie: the data hash speaks for those.
+says where data lies: the data hash speaks for those. `kind` is a check, and no argument.
 """
 
 import hashlib
@@ -11,7 +11,7 @@ from dataclasses import fields, is_dataclass
 from enum import Enum
 from typing import Any
 
-from precision_lab.config import Config, PrecisionConfig, label, load_precision
+from precision_lab.config import OPEN_SETS, Config, PrecisionConfig, label, load_precision
 
 PLACE_ARGUMENTS = frozenset({"root", "path", "download"})
 
@@ -33,8 +33,9 @@ def _identity(value: Any) -> Any:
     for f in counted:
         item = getattr(value, f.name)
         result[f.name] = _identity(item) if is_dataclass(item) else as_values(item)
-        if f.name == "dataset":
-            result[f.name] = {k: v for k, v in result[f.name].items() if k not in PLACE_ARGUMENTS}
+        if f.name in OPEN_SETS:
+            left_out = {"kind"} | (PLACE_ARGUMENTS if f.name == "dataset" else set())
+            result[f.name] = {k: v for k, v in result[f.name].items() if k not in left_out}
     return result
 
 

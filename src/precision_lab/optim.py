@@ -6,6 +6,7 @@ that every arm has the same learning rate at the same step whatever it skipped.
 
 import math
 from collections.abc import Callable
+from itertools import compress
 
 import torch
 from torch import Tensor, nn
@@ -38,10 +39,7 @@ def build_optimizer(node: dict, model: nn.Module) -> torch.optim.Optimizer:
     parameters = [p for p in model.parameters() if p.requires_grad]
     if not parameters:
         raise InputError(f"model={type(model).__name__} has no parameter that requires a gradient.")
-    try:
-        optimizer = targets.instantiate("optimizer", node, parameters)
-    except RuntimeError as error:  # torch's word for `fused` on a device or dtype without it
-        raise InputError(f"optimizer: {node['_target_']}: {str(error).rstrip('.')}.") from error
+    optimizer = targets.instantiate("optimizer", node, parameters)
     low = next((p.dtype for p in parameters if p.device.type == "cpu" and p.dtype.itemsize < 4), None)
     if low and isinstance(optimizer, torch.optim.SGD) and node.get("fused") and not _fused_sgd_is_right(low):
         raise InputError(
@@ -74,11 +72,26 @@ class LearningRate:
         self._schedule, self._total = schedule, total
 
     def set(self, step: int) -> float:
-        """Set the rate for this attempted step; return the first group's."""
+        """Set the rate for this attempted step; return the first group's. InputError for a senseless factor."""
         factor = self._schedule(step, self._total)
+        if not 0 <= factor < math.inf:
+            raise InputError(f"scheduler: the factor at step {step} is {factor}; it must be finite and not below 0.")
         for group, peak in zip(self._groups, self._peaks, strict=True):
             group["lr"] = peak * factor
         return self._groups[0]["lr"]
+
+
+def check_schedule(schedule: Schedule, optimizer: torch.optim.Optimizer, total_steps: int) -> None:
+    """Try the first and the last step of a schedule; InputError if it fails there."""
+    rates = [group["lr"] for group in optimizer.param_groups]
+    try:
+        for step in (0, total_steps - 1):
+            LearningRate(optimizer, schedule, total_steps).set(step)
+    except (TypeError, ValueError, ArithmeticError) as error:
+        raise InputError(f"scheduler: (step, total_steps) -> factor failed at step {step}: {error}.") from error
+    finally:
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
 
 
 class NonFiniteGuard:
@@ -133,15 +146,11 @@ class _BufferGroup:
     """Buffers of one dtype, kept as one flat copy: three kernels a step, however many there are.
 
     They are looked up by module and name at each step: forward, or a cast and back, may have put
-    another tensor there.
+    another tensor there. One that comes back in another shape is a cache, no statistic, and is let go.
     """
 
     def __init__(self, slots: list[tuple[nn.Module, str]]):
-        self._slots = slots
-        buffers = self._current()
-        self._good = torch.cat([b.detach().reshape(-1) for b in buffers])
-        views = self._good.split([b.numel() for b in buffers])
-        self._good_views = [view.view(b.shape) for view, b in zip(views, buffers, strict=True)]
+        self._keep(slots, [getattr(module, name) for module, name in slots])
 
     @classmethod
     def of(cls, model: nn.Module) -> list["_BufferGroup"]:
@@ -154,12 +163,21 @@ class _BufferGroup:
                     groups.setdefault(buffer.dtype, []).append((module, name))
         return [cls(slots) for slots in groups.values()]
 
-    def _current(self) -> list[Tensor]:
-        return [getattr(module, name) for module, name in self._slots]
+    def _keep(self, slots: list[tuple[nn.Module, str]], values: list[Tensor]) -> None:
+        self._slots = slots
+        self._good = torch.cat([value.detach().reshape(-1) for value in values] or [torch.empty(0)])
+        views = self._good.split([value.numel() for value in values])
+        self._good_views = [view.view(value.shape) for view, value in zip(views, values, strict=True)]
 
     @torch.no_grad()
     def keep_old_where(self, nonfinite: Tensor) -> None:
-        buffers = self._current()
-        new = torch.cat([b.reshape(-1) for b in buffers])
-        torch.where(nonfinite.bool(), self._good, new, out=self._good)
-        torch._foreach_copy_(buffers, self._good_views)
+        """Put the last good values back if `nonfinite` is 1, else take the current ones as good."""
+        buffers = [getattr(module, name) for module, name in self._slots]
+        fits = [b is not None and b.shape == good.shape for b, good in zip(buffers, self._good_views, strict=True)]
+        if not all(fits):
+            self._keep(list(compress(self._slots, fits)), list(compress(self._good_views, fits)))
+            buffers = list(compress(buffers, fits))
+        if buffers:
+            new = torch.cat([b.reshape(-1) for b in buffers])
+            torch.where(nonfinite.bool(), self._good, new, out=self._good)
+            torch._foreach_copy_(buffers, self._good_views)

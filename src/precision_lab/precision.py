@@ -32,6 +32,9 @@ class Policy:
         self.param_dtype = getattr(torch, precision.param_dtype.name)
         self.autocast_dtype = precision.autocast_dtype and getattr(torch, precision.autocast_dtype.name)
 
+        self._kept: list[str] = []
+        self._ran: set[str] = set()
+
     @property
     def compute_dtype(self) -> torch.dtype:
         """The dtype matmuls and convolutions are meant to run in."""
@@ -64,7 +67,7 @@ class Policy:
         if self.param_dtype is not torch.float32:
             model.to(self.param_dtype)
             model.register_forward_pre_hook(_cast_inputs_to_parameters, with_kwargs=True)
-        keep_in_float32(model, self.config.fp32_modules, self.device.type)
+        self._kept = keep_in_float32(model, self.config.fp32_modules, self.device.type, self._ran)
         wrong = [
             name for name, p in model.named_parameters() if p.is_floating_point() and p.dtype is not self.param_dtype
         ]
@@ -74,6 +77,15 @@ class Policy:
                 f"{wrong[0]} is {model.get_parameter(wrong[0]).dtype}; build the model in float32."
             )
         return model
+
+    def check_float32_modules(self) -> None:
+        """After a step: InputError if a module meant to run in float32 was never called as a module."""
+        idle = [name for name in self._kept if name not in self._ran]
+        if idle:
+            raise InputError(
+                f"precision.fp32_modules: {idle[0]} is never called as a module (its parent uses its weights "
+                "directly), so it cannot be kept in float32; name its parent."
+            )
 
     @contextmanager
     def reference(self, model: nn.Module) -> Iterator[None]:
@@ -155,14 +167,16 @@ def backend_flags() -> dict[str, Any]:
     }
 
 
-def keep_in_float32(model: nn.Module, patterns: list[str], device_type: str) -> list[str]:
+def keep_in_float32(model: nn.Module, patterns: list[str], device_type: str, ran: set[str]) -> list[str]:
     """Run the modules whose names match a pattern outside autocast, inputs cast to float32.
 
-    Their output stays float32: cast back, an overflow would stay an overflow. Returns the names
-    matched; InputError for a pattern that matches none. `*` in a pattern also crosses dots.
+    Their output stays float32: cast back, an overflow would stay an overflow. `*` in a pattern also
+    crosses dots; a container that has no forward, such as a ModuleList, stands for its children.
+    Returns the names of the modules kept, each of which enters `ran` when it is called. InputError
+    for a pattern that matches none.
     """
     names = [name for name, _ in model.named_modules() if name]
-    matched: list[str] = []
+    kept: dict[str, nn.Module] = {}
     for pattern in patterns:
         hits = fnmatch.filter(names, pattern)
         if not hits:
@@ -170,18 +184,27 @@ def keep_in_float32(model: nn.Module, patterns: list[str], device_type: str) -> 
                 f"precision.fp32_modules: no module's name matches {pattern!r}; "
                 f"this model has {', '.join(names[:8])}{', ...' if len(names) > 8 else ''}."
             )
-        matched += [name for name in hits if name not in matched]
-    for name in matched:
-        _run_in_float32(model.get_submodule(name), device_type)
-    return matched
+        for name in hits:
+            kept |= _with_forward(name, model.get_submodule(name))
+    for name, module in kept.items():
+        # a partial, not a closure: a deep copy of the model then gets the copied module's forward
+        module.forward = partial(_forward_in_float32, module.forward, device_type, name, ran)
+    return list(kept)
 
 
-def _run_in_float32(module: nn.Module, device_type: str) -> None:
-    # a partial, not a closure: a deep copy of the model then gets the copied module's forward
-    module.forward = partial(_forward_in_float32, module.forward, device_type)
+def _with_forward(name: str, module: nn.Module) -> dict[str, nn.Module]:
+    if type(module).forward is not nn.Module.forward:
+        return {name: module}
+    found: dict[str, nn.Module] = {}
+    for child_name, child in module.named_children():
+        found |= _with_forward(f"{name}.{child_name}", child)
+    return found
 
 
-def _forward_in_float32(forward: Callable, device_type: str, /, *args: Any, **kwargs: Any) -> Any:
+def _forward_in_float32(
+    forward: Callable, device_type: str, name: str, ran: set[str], /, *args: Any, **kwargs: Any
+) -> Any:
+    ran.add(name)
     with torch.autocast(device_type, enabled=False):
         return forward(*cast_floating(args, torch.float32), **cast_floating(kwargs, torch.float32))
 

@@ -1,7 +1,6 @@
 """One run, start to end: the only module that knows the order of things and owns the run's status."""
 
 import contextlib
-import itertools
 import logging
 import math
 import os
@@ -13,16 +12,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from precision_lab import config, hardware, identity
 from precision_lab.assemble import Assembly, assemble, make_trainer, training_batches
 from precision_lab.batches import TrainBatches, eval_batches
 from precision_lab.config import Config
 from precision_lab.environment import environment
 from precision_lab.errors import InputError
+from precision_lab.inspection import measure_memory
 from precision_lab.meter import Meter
-from precision_lab.probe.memory import cpu_step_peak_bytes, saved_activations
 from precision_lab.recorder import Metric, Recorder, redact, secrets_in
 from precision_lab.seeds import derive, seed_globals
 from precision_lab.terminal import bar, summary_lines
@@ -33,7 +30,7 @@ log = logging.getLogger("precision_lab")
 
 
 class Terminated(BaseException):
-    """SIGTERM arrived. Not an Exception, so that no handler between mistakes it for a failure."""
+    """A signal to stop arrived. Not an Exception, so that no handler between mistakes it for a failure."""
 
 
 def run(asked: Config) -> int:
@@ -46,78 +43,85 @@ def run(asked: Config) -> int:
     if asked.check:
         print(*ready.notes, f"{_title(ready.asked)}: the input is right; nothing was trained.", sep="\n")
         return 0
-    folder = _make_folder(ready)
-    with _logging_to(folder / "train.log"):
-        for note in ready.notes:
-            log.info(note)
-        log.info("%s -> %s", _title(ready.asked), folder)
-        if trainer.guard.syncs:
-            optimizer = type(trainer.optimizer).__name__
-            log.info("%s takes no flag to skip a step by: each step waits for the device", optimizer)
-        recorder = Recorder(folder, _task_metrics(ready.workload.task))
-        return _Run(ready, trainer, batches, recorder).to_the_end()
+    surroundings = environment(ready.policy.device)
+    with _signals_raise():
+        folder = _make_folder(ready)
+        with _logging_to(folder / "train.log"):
+            return _Run(ready, trainer, batches, folder, surroundings).to_the_end()
 
 
 class _Run:
     """Training, evaluation and measuring, and the status whatever happens on the way."""
 
-    def __init__(self, ready: Assembly, trainer: Trainer, batches: TrainBatches, recorder: Recorder):
+    def __init__(
+        self, ready: Assembly, trainer: Trainer, batches: TrainBatches, folder: Path, surroundings: dict[str, Any]
+    ):
         self.ready, self.asked = ready, ready.asked
-        self.trainer, self.batches, self.recorder = trainer, batches, recorder
-        self.progress = Progress()
-        self.final: dict[str, float | None] = {}
-        self.best: dict[str, float | None] = {}
-        self.hashes = {"data": ready.workload.data.hash, "initial_weights": ready.workload.weights_hash}
-        self.environment = environment(ready.policy.device) | {
+        self.trainer, self.batches = trainer, batches
+        self.recorder = Recorder(folder, _task_metrics(ready.workload.task))
+        self.environment = surroundings | {
             "support": ready.support,
             "backend_flags": ready.flags,
             "label_proof": ready.proof,
         }
-        recorder.config(identity.as_values(self.asked))
-        recorder.environment(self.environment)
-        self.mirror = Mirror(
-            self.asked.wandb,
-            Path(self.asked.paths.outputs),
-            name=identity.slug(self.asked, ready.policy.device.type),
-            job_type="train",
-            **redact(
-                {
-                    "group": self.asked.wandb.group or identity.experiment_signature(self.asked),
-                    "tags": [self.asked.precision.name, ready.policy.device.type, *self.asked.tags],
-                },
-                secrets_in(os.environ),
-            ),
-            config=_mirror_config(self.asked, self.environment),
-        )
+        self.progress = Progress()
+        self.final: dict[str, float | None] = {}
+        self.best: dict[str, float | None] = {}
+        self.hashes = {"data": ready.workload.data.hash, "initial_weights": ready.workload.weights_hash}
+        self.mirror: Mirror | None = None
 
     def to_the_end(self) -> int:
         """Run and return the exit code; every way out leaves status.json and result.json."""
-        self.recorder.status("running", wandb=self.mirror.state)
         code = 0
         try:
-            with _sigterm_raises():
-                self._train_and_measure()
+            self._begin()
+            self._train_and_measure()
             status, reason = ("diverged", self.progress.diverged) if self.progress.diverged else ("completed", None)
         except KeyboardInterrupt:
             status, reason, code = "interrupted", "Ctrl-C", 130
-        except Terminated:
-            status, reason, code = "interrupted", "SIGTERM", 143
-        except InputError as error:
-            status, reason, code = "failed", str(error), 2
+        except Terminated as signal_name:
+            status, reason, code = "interrupted", str(signal_name), 143
         except Exception as error:
+            first_line = str(error).split("\n")[0]
             if hardware.is_out_of_memory(error):
-                status, reason = "out_of_memory", str(error).split("\n")[0]
+                status, reason = "out_of_memory", first_line
+            elif isinstance(error, InputError):
+                status, reason, code = "failed", first_line, 2
             else:
-                status, reason, code = "failed", f"{type(error).__name__}: {str(error).split(chr(10))[0]}", 1
+                status, reason, code = "failed", f"{type(error).__name__}: {first_line}", 1
             log.exception("the run stopped")
         self._finish(status, reason)
         return code
+
+    def _begin(self) -> None:
+        self.recorder.status("running")
+        self.recorder.config(identity.as_values(self.asked))
+        self.recorder.environment(self.environment)
+        for note in self.ready.notes:
+            log.info(note)
+        log.info("%s -> %s", _title(self.asked), self.recorder.folder)
+        if self.trainer.guard.syncs:
+            optimizer = type(self.trainer.optimizer).__name__
+            log.info("%s takes no flag to skip a step by: each step waits for the device", optimizer)
+        device = self.trainer.policy.device.type
+        words = {
+            "group": self.asked.wandb.group or identity.experiment_signature(self.asked),
+            "tags": [self.asked.precision.name, device, *self.asked.tags],
+            "config": _mirror_config(self.asked, self.environment),
+        }
+        self.mirror = Mirror(
+            self.asked.wandb,
+            Path(self.asked.paths.outputs),
+            name=identity.slug(self.asked, device),
+            job_type="train",
+            **redact(words, secrets_in(os.environ)),
+        )
 
     def _train_and_measure(self) -> None:
         asked, plan, data = self.asked, self.asked.trainer, self.ready.workload.data
         trainer, batches = self.trainer, self.batches
         validation = partial(eval_batches, data.val, plan.batch_size, self.ready.place, plan.workers)
-        steps = plan.steps or plan.epochs * max(1, len(data.train) // (plan.batch_size * plan.accumulation))
+        steps = self.ready.total_steps
         meter = Meter(trainer.policy.device, asked.meter.warmup_steps)
         seed_globals(derive(asked.seed, "dropout"))
         with bar(_title(asked), steps) as show:
@@ -148,7 +152,8 @@ class _Run:
 
     def _log(self, readings: dict[str, float]) -> None:
         self.recorder.log(self.progress.step, readings)
-        self.mirror.log({"train/step": self.progress.step, **readings})
+        if self.mirror:
+            self.mirror.log({"train/step": self.progress.step, **readings})
         self.final |= readings
         for name, value in readings.items():
             better = self.recorder.metrics[name].better
@@ -166,57 +171,29 @@ class _Run:
 
     def _finish(self, status: str, reason: str | None) -> None:
         asked, progress = self.asked, self.progress
-        self.recorder.result(
-            self.final,
-            self.best,
-            status=status,
-            reason=reason,
-            step=progress.step,
-            applied_steps=progress.step - progress.skipped_steps,
-            arm=identity.arm_label(asked.precision),
-            seed=asked.seed,
-            experiment_signature=identity.experiment_signature(asked),
-            run_signature=identity.run_signature(asked),
-            hashes=self.hashes,
-            fingerprint=self.environment["fingerprint"],
-            versions=self.environment["versions"],
-            config=identity.as_values(asked),
-        )
-        self.mirror.finish(status, self.recorder.summary(self.final, self.best))
-        self.recorder.status(status, reason=reason, step=progress.step, wandb=self.mirror.state)
-        log.info(summary_lines(identity.arm_label(asked.precision), status, reason, progress.step, self.final))
-
-
-def measure_memory(trainer: Trainer, batch: Any, compiled: bool) -> dict[str, float]:
-    """Memory of one more step, after training and its evaluation: nothing that counts can be disturbed.
-
-    Saved activations on every device; the peak on a CPU alone, from the allocator's events
-    (elsewhere the allocator keeps its own peak).
-    """
-    inputs = [item for item in (batch if isinstance(batch, tuple | list) else [batch]) if torch.is_tensor(item)]
-
-    def forward() -> torch.Tensor:
-        with trainer.policy.autocast():
-            return trainer.task(trainer.model, batch)[0]
-
-    trainer.model.train()
-    figures = {}
-    if not compiled:  # a compiled model would run eagerly beneath the instrument, and keep something else
-        saved = saved_activations(trainer.model, forward, exclude=inputs)
-        figures["mem/saved_activations_mib"] = saved.activations_bytes / 2**20
-        figures["mem/saved_weight_casts_mib"] = saved.weight_casts_bytes / 2**20
-    if trainer.policy.device.type == "cpu":
-        state = [value for entry in trainer.optimizer.state.values() for value in entry.values()]
-        alive = [
-            *trainer.model.parameters(),
-            *trainer.model.buffers(),
-            *filter(torch.is_tensor, state),
-            *inputs,
-        ]
-        trainer.optimizer.zero_grad()
-        peak = cpu_step_peak_bytes(lambda: trainer.step(itertools.repeat(batch)), alive)
-        figures["mem/peak_allocated_gib"] = peak / hardware.GIB
-    return figures
+        with _signals_ignored():  # what was measured is written, whatever arrives
+            self.recorder.result(
+                self.final,
+                self.best,
+                status=status,
+                reason=reason,
+                step=progress.step,
+                applied_steps=progress.step - progress.skipped_steps,
+                arm=identity.arm_label(asked.precision),
+                seed=asked.seed,
+                experiment_signature=identity.experiment_signature(asked),
+                run_signature=identity.run_signature(asked),
+                hashes=self.hashes,
+                fingerprint=self.environment["fingerprint"],
+                versions=self.environment["versions"],
+                config=identity.as_values(asked),
+            )
+            self.recorder.status(status, reason=reason, step=progress.step)
+            shown = f"{reason}; see {self.recorder.folder / 'train.log'}" if status == "failed" else reason
+            log.info(summary_lines(identity.arm_label(asked.precision), status, shown, progress.step, self.final))
+            if self.mirror:
+                self.mirror.finish(status, self.recorder.summary(self.final, self.best))
+                self.recorder.status(status, reason=reason, step=progress.step, wandb=self.mirror.state)
 
 
 def _title(asked: Config) -> str:
@@ -242,11 +219,13 @@ def _make_folder(ready: Assembly) -> Path:
 @contextlib.contextmanager
 def _logging_to(path: Path) -> Iterator[None]:
     """The terminal and `path` get the same lines; tracebacks go to `path` alone."""
-    file = logging.FileHandler(path, encoding="utf-8")
-    file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    file = logging.FileHandler(path, encoding="utf-8", errors="backslashreplace")
+    file.setFormatter(_Redacting("%(asctime)s %(levelname)s %(message)s"))
     screen = logging.StreamHandler(sys.stdout)
+    screen.setFormatter(_Redacting("%(message)s"))
     screen.addFilter(lambda record: record.exc_info is None)
     loggers = [log, logging.getLogger("py.warnings")]
+    logging.raiseExceptions = False  # a closed terminal is no reason to print stacks
     logging.captureWarnings(True)
     for logger in loggers:
         logger.setLevel(logging.INFO)
@@ -261,16 +240,39 @@ def _logging_to(path: Path) -> Iterator[None]:
         file.close()
 
 
-@contextlib.contextmanager
-def _sigterm_raises() -> Iterator[None]:
-    def stop(signum: int, frame: Any) -> None:
-        raise Terminated
+class _Redacting(logging.Formatter):
+    """An exception may quote a secret."""
 
-    before = signal.signal(signal.SIGTERM, stop)
+    def format(self, record: logging.LogRecord) -> str:
+        return redact(super().format(record), secrets_in(os.environ))
+
+
+_STOPS = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+
+
+@contextlib.contextmanager
+def _signals_raise() -> Iterator[None]:
+    def stop(number: int, frame: Any) -> None:
+        raise Terminated(signal.Signals(number).name)
+
+    with _handled_by(stop, _STOPS):
+        yield
+
+
+@contextlib.contextmanager
+def _signals_ignored() -> Iterator[None]:
+    with _handled_by(signal.SIG_IGN, [signal.SIGINT, *_STOPS]):
+        yield
+
+
+@contextlib.contextmanager
+def _handled_by(handler: Any, numbers: list[signal.Signals]) -> Iterator[None]:
+    before = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler_before in before.items():
+            signal.signal(number, handler_before)
 
 
 def _task_metrics(task: Any) -> dict[str, Metric]:
@@ -291,4 +293,4 @@ def _mirror_config(asked: Config, environment: dict[str, Any]) -> dict[str, Any]
         "torch_version": environment["versions"]["torch"],
         "git_sha": environment["git"]["sha"],
     }
-    return flat | {"config": redact(identity.as_values(asked), secrets_in(os.environ))}
+    return flat | {"config": identity.as_values(asked)}

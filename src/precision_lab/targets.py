@@ -4,6 +4,7 @@ A `_target_` may come from any installed package, or from a file of the user's f
 PYTHONPATH. Whatever is wrong with it becomes one sentence.
 """
 
+import traceback
 from collections.abc import Callable
 from functools import partial
 from pkgutil import resolve_name
@@ -23,6 +24,8 @@ def instantiate(group: str, node: dict[str, Any], *args: Any) -> Any:
 def bind(group: str, node: dict[str, Any]) -> Callable[..., Any]:
     """A callable for the open set: a class is instantiated, a function gets its arguments bound."""
     target = locate(group, node)
+    if not callable(target):
+        raise InputError(f"{group}._target_={node['_target_']} is {type(target).__name__}, not a function or class.")
     return _call(group, node, ()) if isinstance(target, type) else partial(target, **_arguments(node))
 
 
@@ -50,7 +53,9 @@ def _call(group: str, node: dict[str, Any], args: tuple[Any, ...]) -> Any:
         cause = error.__cause__ or error
         if isinstance(cause, InputError):
             raise cause from error
+        text = str(cause).split("\n")[0].rstrip(".")
         if isinstance(cause, TypeError | ValueError):
-            text = str(cause).split("\n")[0].rstrip(".")
             raise InputError(f"{group}: {node['_target_']} refused its arguments: {text}.") from error
-        raise cause from error
+        last = traceback.extract_tb(cause.__traceback__)[-1]
+        place = f"{last.filename}, line {last.lineno}"
+        raise InputError(f"{group}: {node['_target_']} raised {type(cause).__name__}: {text} ({place}).") from error

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from precision_lab import config, targets
 from precision_lab.config import SHARED_FACTS, Config
@@ -76,6 +77,18 @@ def main_output(output: Any) -> Tensor:
     )
 
 
+def _checked_data(made: Any) -> Data:
+    try:
+        data = as_data(made)
+    except InputError:
+        raise
+    except Exception as error:  # a user's dataset can raise anything when it is read
+        raise InputError(f"dataset: reading a sample raised {type(error).__name__}: {error}.") from error
+    if not len(data.train) or not len(data.val):
+        raise InputError(f"dataset: {len(data.train)} training and {len(data.val)} validation samples; both need some.")
+    return data
+
+
 @dataclass
 class Workload:
     """What is trained: the model with its seeded initial weights (on the CPU, float32), data and task."""
@@ -95,7 +108,7 @@ def build(asked: Config) -> Workload:
         for key, value in asked.dataset.items()
     }
     seed_globals(0)  # for a dataset of the user's that draws: equal in all runs, or none were comparable
-    data = as_data(targets.instantiate("dataset", dataset))
+    data = _checked_data(targets.instantiate("dataset", dataset))
     model_node = {
         key: data.facts.get(key) if value is None and key in SHARED_FACTS else value
         for key, value in asked.model.items()
@@ -110,4 +123,9 @@ def build(asked: Config) -> Workload:
     model = targets.instantiate("model", model_node)
     if not isinstance(model, nn.Module):
         raise InputError(f"model._target_={model_node['_target_']} built {type(model).__name__}, not an nn.Module.")
+    if any(is_lazy(p) for p in model.parameters()):
+        raise InputError(
+            f"model._target_={model_node['_target_']} has lazy parameters, whose initial weights would depend on the "
+            "first batch; give their sizes."
+        )
     return Workload(model, content_hash(model.state_dict()), data, targets.bind("task", asked.task))

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 @contextmanager
 def bar(title: str, total_steps: int) -> Iterator[Callable[[int, Mapping[str, Any]], None]]:
     """Yield `show(step, readings)`, called at log points; it does nothing when stdout is no terminal."""
-    if not sys.stdout.isatty():
+    if sys.stdout is None or not sys.stdout.isatty():
         yield lambda step, readings: None
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())

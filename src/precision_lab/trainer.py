@@ -5,6 +5,7 @@ gradient norm and non-finite flag on the device, and `Window.read` fetches them 
 """
 
 import hashlib
+import re
 import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -116,6 +117,7 @@ class Trainer:
                 meter.start()
 
     def _read_window(self, progress: Progress) -> dict[str, float]:
+        self.policy.check_float32_modules()
         losses, norms, skipped = self.window.read()
         progress.advance(losses, skipped, self.scaler.get_scale(), self.policy.config)
         return {
@@ -172,7 +174,8 @@ class Window:
         """Fetch all at once, and start anew: loss, gradient norm and whether it was skipped, one entry a step."""
         losses = _fetch(self._losses).reshape(len(self._flags), -1).mean(1)  # over a step's micro-batches
         norms, flags = _fetch(self._norms), _fetch(self._flags)
-        self.__init__()
+        for kept in (self._losses, self._norms, self._flags):
+            kept.clear()
         return losses, norms, flags != 0
 
 
@@ -208,6 +211,10 @@ def _mean_over(task: Task, model: nn.Module, batches: Iterator[tuple[Any, int]])
     total = 0
     for batch, samples in batches:
         loss, metrics = task(model, batch)
+        if bad := [name for name in metrics if not re.fullmatch(r"[A-Za-z]\w*", name) or name.startswith("loss")]:
+            raise InputError(
+                f"task: a metric is called {bad[0]!r}; use letters, digits and underscores, not beginning with loss."
+            )
         for name, value in {"loss": loss, **metrics}.items():
             # summed on the host in float64: MPS has none, and a bfloat16 sum stops growing
             sums[name] = sums.get(name, 0.0) + float(value) * samples

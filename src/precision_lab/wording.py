@@ -10,14 +10,19 @@ from omegaconf.errors import MissingMandatoryValue
 from yaml import MarkedYAMLError
 
 
-def word(error: Exception, schema: type, conf: Path) -> str:
+def word(error: Exception, overrides: list[str], schema: type, conf: Path) -> str:
     """Say what is wrong, where, and what is valid.
 
-    `schema` is the root dataclass (its fields are the valid keys), `conf` the folder of the groups.
+    `overrides` are what was composed, `schema` is the root dataclass (its fields are the valid keys),
+    `conf` the folder of the groups.
     """
     cause = error.__cause__ or error
     text = str(error) if cause is error else f"{error}\n{cause}"  # Hydra's own message seldom says what is valid
     lines = [line.strip() for line in text.split("\n") if line.strip()]
+    if "Config group override must be" in text:
+        return f"{' '.join(overrides)}: a config group takes the name of one of its choices."
+    if match := re.search(r"Ambiguous value for argument '(.*?)'", text):
+        return f"{match.group(1)} holds several values, and a run takes one; scripts/demo.py runs several precisions."
     if match := re.search(r"Could not find '([\w-]+(?:/[\w-]+)*)/([^/']+)'", text):
         group, choice = match.groups()
         return f"{group}={choice} does not exist; {_choices(choice, _options(conf / group))}."
@@ -50,6 +55,8 @@ def word(error: Exception, schema: type, conf: Path) -> str:
 
 def unknown_key(key: str, schema: type) -> str:
     """The sentence for a key that the root dataclass does not have."""
+    if key.partition(".")[0] == "experiment":
+        return "An experiment file must begin with the line `# @package _global_`."
     return f"{key} is not a known key; {_known_keys(key, schema)}."
 
 
