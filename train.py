@@ -41,6 +41,8 @@ def refuse(sentence: object) -> int:
 
 
 if __name__ == "__main__":
+    if sys.stdout is not None:  # a folder's name may hold what the terminal's encoding does not
+        sys.stdout.reconfigure(errors="backslashreplace")
     if {"-m", "--multirun", "hydra.mode=MULTIRUN"} & set(sys.argv):  # before Hydra makes a folder for the jobs
         sys.exit(refuse(NO_SWEEP))
     config.register()

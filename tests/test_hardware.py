@@ -288,7 +288,7 @@ def test_the_fingerprint_of_a_cpu(monkeypatch):
         "threads": 1,
     }
     words = hardware.describe(CPU, {"float32": "native", "bfloat16": "emulated"})
-    assert words == "cpu: a CPU, 1 threads; float32 native, bfloat16 emulated"
+    assert words == "cpu: a CPU, threads: 1; float32 native, bfloat16 emulated"
 
 
 def test_the_fingerprint_of_a_gpu(monkeypatch):

@@ -182,10 +182,10 @@ def _total_memory() -> int:
 
 
 def describe(device: torch.device, support: dict[str, str]) -> str:
-    """One line for the terminal: `cpu: Intel(R) Xeon(R) Processor, 2 threads; bfloat16 native, ...`."""
+    """One line for the terminal: `cpu: Intel(R) Xeon(R) Processor, threads: 2; bfloat16 native, ...`."""
     machine = fingerprint(device)
     words = ", ".join(f"{name} {word}" for name, word in support.items())
-    threads = f", {machine['threads']} threads" if device.type == "cpu" else ""
+    threads = f", threads: {machine['threads']}" if device.type == "cpu" else ""
     return f"{device.type}: {machine['model']}{threads}; {words}"
 
 
