@@ -667,5 +667,5 @@ def test_a_schedule_that_raises_is_told_and_leaves_the_rate():
     trainer = trainer_of("fp32", seeded(TwoHeads), mean_square)
     rates = [group["lr"] for group in trainer.optimizer.param_groups]
     with pytest.raises(InputError, match=r"^scheduler: \(step, total_steps\) -> factor failed at step 9: .*zero"):
-        optim.check_schedule(lambda step, total: 1 / (step - 9), trainer.optimizer, 10)
+        optim.check_schedule(lambda step, total: 1 / (9 - step), trainer.optimizer, 10)
     assert [group["lr"] for group in trainer.optimizer.param_groups] == rates
