@@ -7,9 +7,12 @@ import traceback
 os.environ["HYDRA_FULL_ERROR"] = "1"  # hands composition errors to us whole, so that we can word them
 
 import hydra  # noqa: E402
+from hydra.core.hydra_config import HydraConfig  # noqa: E402
+from hydra.types import RunMode  # noqa: E402
 
 from precision_lab import config  # noqa: E402
 from precision_lab.errors import InputError  # noqa: E402
+from precision_lab.recorder import redact, secrets_in  # noqa: E402
 from precision_lab.wording import word  # noqa: E402
 
 NO_SWEEP = (
@@ -21,6 +24,8 @@ NO_SWEEP = (
 @hydra.main(version_base="1.3", config_path="conf", config_name="config")
 def main(composed) -> None:
     try:
+        if HydraConfig.get().mode is RunMode.MULTIRUN:
+            raise InputError(NO_SWEEP)
         asked = config.typed(composed)
         from precision_lab.run import run  # torch comes in here: wrong input is answered before
 
@@ -36,7 +41,7 @@ def main(composed) -> None:
 
 
 def refuse(sentence: object) -> int:
-    print(f"precision-lab: {sentence}", file=sys.stderr)
+    print(redact(f"precision-lab: {sentence}", secrets_in(os.environ)), file=sys.stderr)
     return 2
 
 

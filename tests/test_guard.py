@@ -355,3 +355,18 @@ def test_a_buffer_of_another_shape_is_let_go_and_the_others_stay_guarded():
     step(trainer, second)
     assert not torch.equal(trainer.model.norm.running_mean, before)
     assert trainer.model.cache.shape == (4,)
+
+
+def test_a_buffer_of_another_dtype_or_deleted_is_let_go():
+    trainer = trainer_of("fp32", seeded(ConvNorm), mean_square)
+    norm = next(module for module in trainer.model.modules() if isinstance(module, nn.BatchNorm1d))
+    norm.register_buffer("late", torch.zeros(2))
+    trainer.model.register_buffer("gone", torch.zeros(2))
+    guard = NonFiniteGuard(trainer.optimizer, trainer.model)
+    norm.late, expected = norm.late.double() + 1, norm.running_mean.clone()
+    del trainer.model.gone
+    norm.running_mean.fill_(NAN)
+    for group in guard._buffers:
+        group.keep_old_where(torch.ones(()))
+    assert torch.equal(norm.running_mean, expected)
+    assert norm.late.tolist() == [1, 1]

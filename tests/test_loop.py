@@ -669,3 +669,9 @@ def test_a_schedule_that_raises_is_told_and_leaves_the_rate():
     with pytest.raises(InputError, match=r"^scheduler: \(step, total_steps\) -> factor failed at step 9: .*zero"):
         optim.check_schedule(lambda step, total: 1 / (9 - step), trainer.optimizer, 10)
     assert [group["lr"] for group in trainer.optimizer.param_groups] == rates
+
+
+def test_a_factor_that_is_a_tensor_becomes_a_number():
+    trainer = trainer_of("fp32", seeded(TwoHeads), mean_square, schedule=lambda step, total: torch.tensor(0.5))
+    _, readings = train(trainer, vectors(1), 1)
+    assert type(readings[0]["train/lr"]) is float

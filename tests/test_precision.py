@@ -577,3 +577,12 @@ def test_a_module_that_is_never_called_cannot_be_kept_in_float32():
     sentence = r"^precision\.fp32_modules: head is never called as a module .*; name its parent\.$"
     with pytest.raises(InputError, match=sentence):
         one.check_float32_modules()
+
+
+def test_everything_may_be_kept_where_a_kept_parent_uses_a_childs_weights():
+    one = policy("bf16", fp32_modules=["*"])
+    attention = one.prepare(nn.ModuleDict({"attention": nn.MultiheadAttention(4, 1)}))["attention"]
+    x = torch.ones(2, 1, 4)
+    with one.autocast():
+        assert attention(x, x, x)[0].dtype is torch.float32
+    one.check_float32_modules()  # out_proj is inside

@@ -230,3 +230,10 @@ def test_a_function_task_gets_its_arguments_and_a_class_task_is_built():
     loss, metrics = work.task(nn.Linear(2, 1), (torch.ones(3, 2), torch.ones(3, 1)))
     assert loss.shape == ()
     assert metrics == {}
+
+
+@pytest.mark.parametrize("layer", ["torch.nn.LazyLinear", "torch.nn.LazyBatchNorm1d"])
+def test_a_lazy_model_is_refused(layer):
+    arguments = ["+model.out_features=3"] if "Linear" in layer else ["+model.affine=false"]
+    with pytest.raises(InputError, match=rf"^model\._target_={layer} has lazy parameters"):
+        built("model=custom", f"model._target_={layer}", *arguments)

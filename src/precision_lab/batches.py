@@ -5,6 +5,7 @@ loads data. Shape legend: B samples of a batch, C channels, H = W = image_size.
 """
 
 import hashlib
+import os
 import signal
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
@@ -121,7 +122,7 @@ def _load(dataset: Dataset, order: Iterable[Tensor], seed: int, workers: int) ->
         _SeededSamples(dataset, seed),
         batch_sampler=([number, *indices.tolist()] for number, indices in enumerate(order)),
         num_workers=workers,
-        worker_init_fn=_leave_interrupts_to_the_run,
+        worker_init_fn=_leave_signals_to_the_run,
         generator=torch.Generator().manual_seed(seed),  # else it draws its seed from the global generator
         pin_memory=torch.cuda.is_available(),
     )
@@ -145,5 +146,10 @@ class _SeededSamples(Dataset):
             return [self._dataset[index] for index in indices]
 
 
-def _leave_interrupts_to_the_run(worker: int) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the run ends its workers itself
+def _leave_signals_to_the_run(worker: int) -> None:
+    """A worker has no result to save: the run ends it, and a signal to the run's group does not reach it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # not the run's handler, which it inherited
+    if hasattr(os, "setpgrp"):
+        os.setpgrp()
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)

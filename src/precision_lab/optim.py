@@ -73,7 +73,7 @@ class LearningRate:
 
     def set(self, step: int) -> float:
         """Set the rate for this attempted step; return the first group's. InputError for a senseless factor."""
-        factor = self._schedule(step, self._total)
+        factor = float(self._schedule(step, self._total))
         if not 0 <= factor < math.inf:
             raise InputError(f"scheduler: the factor at step {step} is {factor}; it must be finite and not below 0.")
         for group, peak in zip(self._groups, self._peaks, strict=True):
@@ -172,8 +172,11 @@ class _BufferGroup:
     @torch.no_grad()
     def keep_old_where(self, nonfinite: Tensor) -> None:
         """Put the last good values back if `nonfinite` is 1, else take the current ones as good."""
-        buffers = [getattr(module, name) for module, name in self._slots]
-        fits = [b is not None and b.shape == good.shape for b, good in zip(buffers, self._good_views, strict=True)]
+        buffers = [getattr(module, name, None) for module, name in self._slots]
+        fits = [
+            b is not None and b.shape == good.shape and b.dtype is good.dtype
+            for b, good in zip(buffers, self._good_views, strict=True)
+        ]
         if not all(fits):
             self._keep(list(compress(self._slots, fits)), list(compress(self._good_views, fits)))
             buffers = list(compress(buffers, fits))

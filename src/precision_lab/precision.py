@@ -80,11 +80,12 @@ class Policy:
 
     def check_float32_modules(self) -> None:
         """After a step: InputError if a module meant to run in float32 was never called as a module."""
-        idle = [name for name in self._kept if name not in self._ran]
+        inside_another = {name for name in self._kept for outer in self._kept if name.startswith(f"{outer}.")}
+        idle = [name for name in self._kept if name not in self._ran and name not in inside_another]
         if idle:
             raise InputError(
                 f"precision.fp32_modules: {idle[0]} is never called as a module (its parent uses its weights "
-                "directly), so it cannot be kept in float32; name its parent."
+                "itself, or not at all), so it cannot be kept in float32; name its parent."
             )
 
     @contextmanager

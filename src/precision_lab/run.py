@@ -44,21 +44,28 @@ def run(asked: Config) -> int:
         print(*ready.notes, f"{_title(ready.asked)}: the input is right; nothing was trained.", sep="\n")
         return 0
     surroundings = environment(ready.policy.device)
-    with _signals_raise():
-        folder = _make_folder(ready)
-        with _logging_to(folder / "train.log"):
-            return _Run(ready, trainer, batches, folder, surroundings).to_the_end()
+    metrics = _task_metrics(ready.workload.task)
+    with _Stops() as stops:
+        recorder = Recorder(_make_folder(ready), metrics)
+        recorder.status("running")
+        with _logging_to(recorder.folder / "train.log"):
+            return _Run(ready, trainer, batches, recorder, surroundings, stops).to_the_end()
 
 
 class _Run:
     """Training, evaluation and measuring, and the status whatever happens on the way."""
 
     def __init__(
-        self, ready: Assembly, trainer: Trainer, batches: TrainBatches, folder: Path, surroundings: dict[str, Any]
+        self,
+        ready: Assembly,
+        trainer: Trainer,
+        batches: TrainBatches,
+        recorder: Recorder,
+        surroundings: dict[str, Any],
+        stops: "_Stops",
     ):
         self.ready, self.asked = ready, ready.asked
-        self.trainer, self.batches = trainer, batches
-        self.recorder = Recorder(folder, _task_metrics(ready.workload.task))
+        self.trainer, self.batches, self.recorder, self.stops = trainer, batches, recorder, stops
         self.environment = surroundings | {
             "support": ready.support,
             "backend_flags": ready.flags,
@@ -74,14 +81,17 @@ class _Run:
         """Run and return the exit code; every way out leaves status.json and result.json."""
         code = 0
         try:
+            self.stops.release()
             self._begin()
             self._train_and_measure()
+            self.stops.hold()
             status, reason = ("diverged", self.progress.diverged) if self.progress.diverged else ("completed", None)
-        except KeyboardInterrupt:
-            status, reason, code = "interrupted", "Ctrl-C", 130
-        except Terminated as signal_name:
-            status, reason, code = "interrupted", str(signal_name), 143
+        except Terminated as stop:
+            self.stops.hold()
+            status, reason = "interrupted", str(stop)
+            code = 130 if reason == "Ctrl-C" else 143
         except Exception as error:
+            self.stops.hold()
             first_line = str(error).split("\n")[0]
             if hardware.is_out_of_memory(error):
                 status, reason = "out_of_memory", first_line
@@ -94,7 +104,6 @@ class _Run:
         return code
 
     def _begin(self) -> None:
-        self.recorder.status("running")
         self.recorder.config(identity.as_values(self.asked))
         self.recorder.environment(self.environment)
         for note in self.ready.notes:
@@ -127,6 +136,7 @@ class _Run:
         with bar(_title(asked), steps) as show:
 
             def on_log(progress: Progress, readings: dict[str, float]) -> None:
+                self.stops.check()
                 self.progress = progress
                 last = progress.step == steps or progress.diverged
                 if last or (plan.eval_every and progress.step % plan.eval_every == 0):
@@ -171,29 +181,28 @@ class _Run:
 
     def _finish(self, status: str, reason: str | None) -> None:
         asked, progress = self.asked, self.progress
-        with _signals_ignored():  # what was measured is written, whatever arrives
-            self.recorder.result(
-                self.final,
-                self.best,
-                status=status,
-                reason=reason,
-                step=progress.step,
-                applied_steps=progress.step - progress.skipped_steps,
-                arm=identity.arm_label(asked.precision),
-                seed=asked.seed,
-                experiment_signature=identity.experiment_signature(asked),
-                run_signature=identity.run_signature(asked),
-                hashes=self.hashes,
-                fingerprint=self.environment["fingerprint"],
-                versions=self.environment["versions"],
-                config=identity.as_values(asked),
-            )
-            self.recorder.status(status, reason=reason, step=progress.step)
-            shown = f"{reason}; see {self.recorder.folder / 'train.log'}" if status == "failed" else reason
-            log.info(summary_lines(identity.arm_label(asked.precision), status, shown, progress.step, self.final))
-            if self.mirror:
-                self.mirror.finish(status, self.recorder.summary(self.final, self.best))
-                self.recorder.status(status, reason=reason, step=progress.step, wandb=self.mirror.state)
+        self.recorder.result(
+            self.final,
+            self.best,
+            status=status,
+            reason=reason,
+            step=progress.step,
+            applied_steps=progress.step - progress.skipped_steps,
+            arm=identity.arm_label(asked.precision),
+            seed=asked.seed,
+            experiment_signature=identity.experiment_signature(asked),
+            run_signature=identity.run_signature(asked),
+            hashes=self.hashes,
+            fingerprint=self.environment["fingerprint"],
+            versions=self.environment["versions"],
+            config=identity.as_values(asked),
+        )
+        self.recorder.status(status, reason=reason, step=progress.step)
+        shown = f"{reason}; see {self.recorder.folder / 'train.log'}" if status == "failed" else reason
+        log.info(summary_lines(identity.arm_label(asked.precision), status, shown, progress.step, self.final))
+        if self.mirror:
+            self.mirror.finish(status, self.recorder.summary(self.final, self.best))
+            self.recorder.status(status, reason=reason, step=progress.step, wandb=self.mirror.state)
 
 
 def _title(asked: Config) -> str:
@@ -247,38 +256,57 @@ class _Redacting(logging.Formatter):
         return redact(super().format(record), secrets_in(os.environ))
 
 
-_STOPS = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+class _Stops:
+    """SIGINT, SIGTERM and SIGHUP, raised as Terminated where the run can say so, and held back elsewhere.
 
+    Held at first, while the folder is made, and again while the result is written.
+    """
 
-@contextlib.contextmanager
-def _signals_raise() -> Iterator[None]:
-    def stop(number: int, frame: Any) -> None:
-        raise Terminated(signal.Signals(number).name)
+    def __init__(self) -> None:
+        self._numbers = [getattr(signal, n) for n in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, n)]
+        self._before: dict[int, Any] = {}
+        self._arrived: str | None = None
+        self._held = True
 
-    with _handled_by(stop, _STOPS):
-        yield
+    def __enter__(self) -> "_Stops":
+        for number in self._numbers:
+            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup means it
+                self._before[number] = signal.signal(number, self._handle)
+        return self
 
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
 
-@contextlib.contextmanager
-def _signals_ignored() -> Iterator[None]:
-    with _handled_by(signal.SIG_IGN, [signal.SIGINT, *_STOPS]):
-        yield
+    def _handle(self, number: int, frame: Any) -> None:
+        self._arrived = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+        if not self._held:
+            self.check()
 
+    def check(self) -> None:
+        """Raise Terminated if a signal arrived: one may have been raised where exceptions are swallowed."""
+        if self._arrived:
+            raise Terminated(self._arrived)
 
-@contextlib.contextmanager
-def _handled_by(handler: Any, numbers: list[signal.Signals]) -> Iterator[None]:
-    before = {number: signal.signal(number, handler) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler_before in before.items():
-            signal.signal(number, handler_before)
+    def release(self) -> None:
+        """From now on a signal raises."""
+        self._held = False
+        self.check()
+
+    def hold(self) -> None:
+        """From now on a signal waits, for ever if nobody asks."""
+        self._held = True
 
 
 def _task_metrics(task: Any) -> dict[str, Metric]:
     """`val/<name>` for what a task says it measures: `metrics = {"mae": ("dollars", "lower")}`."""
-    stated = getattr(task, "metrics", {})
-    return {f"val/{name}": Metric(unit, better) for name, (unit, better) in stated.items()}
+    try:
+        stated = {f"val/{name}": Metric(unit, better) for name, (unit, better) in getattr(task, "metrics", {}).items()}
+    except (TypeError, ValueError, AttributeError):
+        stated = {"": Metric("", "")}
+    if any(metric.better not in ("lower", "higher", None) for metric in stated.values()):
+        raise InputError('task: metrics must be like {"mae": ("dollars", "lower")}, with lower, higher or None.')
+    return stated
 
 
 def _mirror_config(asked: Config, environment: dict[str, Any]) -> dict[str, Any]:

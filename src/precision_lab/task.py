@@ -123,7 +123,7 @@ def build(asked: Config) -> Workload:
     model = targets.instantiate("model", model_node)
     if not isinstance(model, nn.Module):
         raise InputError(f"model._target_={model_node['_target_']} built {type(model).__name__}, not an nn.Module.")
-    if any(is_lazy(p) for p in model.parameters()):
+    if any(map(is_lazy, [*model.parameters(), *model.buffers()])):
         raise InputError(
             f"model._target_={model_node['_target_']} has lazy parameters, whose initial weights would depend on the "
             "first batch; give their sizes."

@@ -1,0 +1,55 @@
+"""Signals to stop: raised where the run can say so, held back while its files are written."""
+
+import contextlib
+import os
+import signal
+
+import pytest
+
+from precision_lab.errors import InputError
+from precision_lab.run import Terminated, _Stops, _task_metrics
+
+
+def send(number):
+    os.kill(os.getpid(), number)
+
+
+@pytest.mark.parametrize(("name", "word"), [("SIGINT", "Ctrl-C"), ("SIGTERM", "SIGTERM"), ("SIGHUP", "SIGHUP")])
+def test_a_signal_waits_for_the_folder_and_then_raises(name, word):
+    number = getattr(signal, name)
+    before = signal.getsignal(number)
+    with _Stops() as stops:
+        send(number)  # while the folder is made
+        with pytest.raises(Terminated, match=f"^{word}$"):
+            stops.release()
+        with pytest.raises(Terminated, match=f"^{word}$"):
+            send(number)
+        stops.hold()
+        send(number)  # while the result is written
+    assert signal.getsignal(number) is before
+
+
+def test_a_signal_that_was_swallowed_is_raised_at_the_next_log_point():
+    with _Stops() as stops:
+        stops.release()
+        with contextlib.suppress(BaseException):  # as a finaliser or a hook at a fork would
+            send(signal.SIGTERM)
+        with pytest.raises(Terminated, match=r"^SIGTERM$"):
+            stops.check()
+
+
+def test_what_nohup_ignores_stays_ignored():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with _Stops() as stops:
+            stops.release()
+            send(signal.SIGHUP)
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.parametrize("metrics", [{"m": "x"}, {"m": ("x", "up")}, {"m": 3}, ["m"]])
+def test_metrics_that_a_task_states_wrongly_are_refused(metrics):
+    with pytest.raises(InputError, match=r'^task: metrics must be like {"mae": \("dollars", "lower"\)}'):
+        _task_metrics(type("Task", (), {"metrics": metrics}))
