@@ -1,10 +1,18 @@
 """One thread, no W&B, every process-wide switch put back; slow and gpu tests skipped with their reason."""
 
+import signal
+
 import pytest
 import torch
 
 from precision_lab.config import Float32Mode
 from precision_lab.precision import set_float32
+
+
+def pytest_configure(config):
+    # A runner in the background may have these ignored, and so would every run that a test starts.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_collection_modifyitems(config, items):
