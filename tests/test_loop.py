@@ -656,7 +656,7 @@ def test_a_senseless_learning_rate_is_refused_before_and_in_a_step(factor):
     trainer = trainer_of("fp32", seeded(TwoHeads), mean_square, schedule=lambda step, total: factor)
     sentence = rf"^scheduler: the factor at step 0 is {factor}; it must be finite and not below 0\.$"
     with pytest.raises(InputError, match=sentence):
-        optim.check_schedule(trainer.schedule, trainer.optimizer, 1)
+        optim.check_schedule(trainer.schedule, 1)
     before = snapshot(trainer.model)
     with pytest.raises(InputError, match=sentence):
         train(trainer, vectors(1), 1)
@@ -667,7 +667,7 @@ def test_a_schedule_that_raises_is_told_and_leaves_the_rate():
     trainer = trainer_of("fp32", seeded(TwoHeads), mean_square)
     rates = [group["lr"] for group in trainer.optimizer.param_groups]
     with pytest.raises(InputError, match=r"^scheduler: \(step, total_steps\) -> factor failed at step 9: .*zero"):
-        optim.check_schedule(lambda step, total: 1 / (9 - step), trainer.optimizer, 10)
+        optim.check_schedule(lambda step, total: 1 / (9 - step), 10)
     assert [group["lr"] for group in trainer.optimizer.param_groups] == rates
 
 

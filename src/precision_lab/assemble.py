@@ -98,5 +98,5 @@ def make_trainer(ready: Assembly) -> Trainer:
     if asked.device.compile:
         model = torch.compile(model)
     schedule = targets.bind("scheduler", asked.scheduler)
-    check_schedule(schedule, optimizer, ready.total_steps)
+    check_schedule(schedule, ready.total_steps)
     return Trainer(asked.trainer, policy, ready.workload.task, model, optimizer, schedule)

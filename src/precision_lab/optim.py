@@ -73,25 +73,26 @@ class LearningRate:
 
     def set(self, step: int) -> float:
         """Set the rate for this attempted step; return the first group's. InputError for a senseless factor."""
-        factor = float(self._schedule(step, self._total))
-        if not 0 <= factor < math.inf:
-            raise InputError(f"scheduler: the factor at step {step} is {factor}; it must be finite and not below 0.")
+        factor = _factor(self._schedule, step, self._total)
         for group, peak in zip(self._groups, self._peaks, strict=True):
             group["lr"] = peak * factor
         return self._groups[0]["lr"]
 
 
-def check_schedule(schedule: Schedule, optimizer: torch.optim.Optimizer, total_steps: int) -> None:
+def check_schedule(schedule: Schedule, total_steps: int) -> None:
     """Try the first and the last step of a schedule; InputError if it fails there."""
-    rates = [group["lr"] for group in optimizer.param_groups]
-    try:
-        for step in (0, total_steps - 1):
-            LearningRate(optimizer, schedule, total_steps).set(step)
-    except (TypeError, ValueError, ArithmeticError) as error:
-        raise InputError(f"scheduler: (step, total_steps) -> factor failed at step {step}: {error}.") from error
-    finally:
-        for group, rate in zip(optimizer.param_groups, rates, strict=True):
-            group["lr"] = rate
+    for step in (0, total_steps - 1):
+        try:
+            _factor(schedule, step, total_steps)
+        except (TypeError, ValueError, ArithmeticError) as error:
+            raise InputError(f"scheduler: (step, total_steps) -> factor failed at step {step}: {error}.") from error
+
+
+def _factor(schedule: Schedule, step: int, total_steps: int) -> float:
+    factor = float(schedule(step, total_steps))
+    if not 0 <= factor < math.inf:
+        raise InputError(f"scheduler: the factor at step {step} is {factor}; it must be finite and not below 0.")
+    return factor
 
 
 class NonFiniteGuard:

@@ -24,7 +24,7 @@ from precision_lab.recorder import Metric, Recorder, redact, secrets_in
 from precision_lab.seeds import derive, seed_globals
 from precision_lab.terminal import bar, summary_lines
 from precision_lab.tracking import Mirror
-from precision_lab.trainer import Progress, Trainer, evaluate
+from precision_lab.trainer import Progress, Trainer, evaluate, is_eval_point
 
 log = logging.getLogger("precision_lab")
 
@@ -138,8 +138,7 @@ class _Run:
             def on_log(progress: Progress, readings: dict[str, float]) -> None:
                 self.stops.check()
                 self.progress = progress
-                last = progress.step == steps or progress.diverged
-                if last or (plan.eval_every and progress.step % plan.eval_every == 0):
+                if progress.diverged or is_eval_point(progress.step, plan, steps):
                     readings = readings | evaluate(trainer.policy, trainer.task, trainer.model, validation)
                 self._log(readings)
                 show(progress.step, readings)
@@ -302,11 +301,11 @@ def _task_metrics(task: Any) -> dict[str, Metric]:
     """`val/<name>` for what a task says it measures: `metrics = {"mae": ("dollars", "lower")}`."""
     try:
         stated = {f"val/{name}": Metric(unit, better) for name, (unit, better) in getattr(task, "metrics", {}).items()}
-    except (TypeError, ValueError, AttributeError):
-        stated = {"": Metric("", "")}
-    if any(metric.better not in ("lower", "higher", None) for metric in stated.values()):
-        raise InputError('task: metrics must be like {"mae": ("dollars", "lower")}, with lower, higher or None.')
-    return stated
+        if all(metric.better in ("lower", "higher", None) for metric in stated.values()):
+            return stated
+    except (TypeError, ValueError, AttributeError):  # not a mapping of names to pairs
+        pass
+    raise InputError('task: metrics must be like {"mae": ("dollars", "lower")}, with lower, higher or None.')
 
 
 def _mirror_config(asked: Config, environment: dict[str, Any]) -> dict[str, Any]:

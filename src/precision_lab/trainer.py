@@ -131,8 +131,12 @@ class Trainer:
 
 def is_log_point(done: int, plan: TrainerConfig, total_steps: int) -> bool:
     """Whether the host reads the device after `done` steps."""
-    evaluates = plan.eval_every is not None and done % plan.eval_every == 0
-    return done % plan.log_every == 0 or evaluates or done == total_steps
+    return done % plan.log_every == 0 or is_eval_point(done, plan, total_steps)
+
+
+def is_eval_point(done: int, plan: TrainerConfig, total_steps: int) -> bool:
+    """Whether the validation set is evaluated after `done` steps."""
+    return done == total_steps or (plan.eval_every is not None and done % plan.eval_every == 0)
 
 
 def clip_gradients(parameters: list[nn.Parameter], max_norm: float | None) -> Tensor:
