@@ -18,8 +18,18 @@ from precision_lab.trainer import Trainer
 
 
 @dataclass(frozen=True)
+class Resolved:
+    """What was asked of this machine, with `auto` resolved, and found possible. Nothing is built yet."""
+
+    asked: Config
+    device: torch.device
+    support: dict[str, str]
+    notes: list[str]  # lines for the reader: the machine, what auto chose
+
+
+@dataclass(frozen=True)
 class Assembly:
-    """What was asked, with `auto` resolved, and all that it takes to do it. Nothing is written yet."""
+    """What was asked and all that it takes to do it. Nothing is written yet."""
 
     asked: Config
     policy: Policy
@@ -29,11 +39,11 @@ class Assembly:
     flags: dict[str, Any]  # backend flags as they read once set
     proof: dict[str, Any]  # what was measured to execute
     total_steps: int
-    notes: list[str]  # lines for the reader: the machine, what auto chose, what is emulated
+    notes: list[str]  # lines for the reader: what is emulated, and how slowly
 
 
-def assemble(asked: Config) -> Assembly:
-    """Refuse what this machine cannot do, then build. Raises InputError, or LabelError from the proof."""
+def resolve(asked: Config) -> Resolved:
+    """Refuse what this machine cannot do (InputError), and choose where it was left to choose."""
     device = hardware.select_device(asked.device)
     support = hardware.dtype_support(device)
     notes = [hardware.describe(device, support)]
@@ -41,7 +51,14 @@ def assemble(asked: Config) -> Assembly:
         arm, reason = hardware.choose_precision(device, support)
         asked = replace(asked, precision=config.load_precision(arm))
         notes.append(f"precision=auto: {arm}, since {reason}")
-    notes += _emulation_notes(asked, device, support)
+    hardware.check_support(asked.precision, device, support)
+    return Resolved(asked, device, support, notes)
+
+
+def assemble(resolved: Resolved) -> Assembly:
+    """Build the workload and prove the arm's label. Raises InputError, or LabelError from the proof."""
+    asked, device, support = resolved.asked, resolved.device, resolved.support
+    notes = _emulation_notes(asked, device, support)
     policy = Policy(asked.precision, device)
     flags = policy.apply_backends()
     proof = policy.prove()

@@ -9,7 +9,7 @@ A field with `metadata=NOT_IDENTITY` does not count for the experiment's identit
 import math
 import os
 import re
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -63,6 +63,12 @@ class WandbMode(Enum):
     online = "online"
     offline = "offline"
     disabled = "disabled"
+
+
+# What a sweep does after a failed job, with an arm that the machine cannot do, and with finished jobs.
+OnError = Enum("OnError", ["continue", "stop"])
+OnUnsupported = Enum("OnUnsupported", ["stop", "skip"])
+Rerun = Enum("Rerun", ["never", "failed", "all"])
 
 
 def _require(condition: bool, sentence: str) -> None:
@@ -215,6 +221,9 @@ class Config:
     name: str | None = field(default=MISSING, metadata=NOT_IDENTITY)
     tags: list[str] = field(default=MISSING, metadata=NOT_IDENTITY)
     check: bool = field(default=MISSING, metadata=NOT_IDENTITY)
+    on_error: OnError = field(default=MISSING, metadata=NOT_IDENTITY)
+    on_unsupported: OnUnsupported = field(default=MISSING, metadata=NOT_IDENTITY)
+    rerun: Rerun = field(default=MISSING, metadata=NOT_IDENTITY)
     precision: PrecisionConfig = field(default=MISSING, metadata=NOT_IDENTITY)
     model: dict[str, Any] = MISSING
     dataset: dict[str, Any] = MISSING
@@ -336,6 +345,12 @@ def register() -> None:
     ConfigStore.instance().store(name="schema", node=Config)
     OmegaConf.register_new_resolver("precision_lab.root", lambda: str(ROOT), replace=True)
     OmegaConf.register_new_resolver("precision_lab.wandb", _wandb_variable, replace=True)
+    OmegaConf.register_new_resolver("precision_lab.sweep", lambda name, experiment: sweep_name(name or experiment), replace=True)
+
+
+def sweep_name(name: str | None) -> str:
+    """The name of a sweep's folder: free text made fit for a path, `unnamed` without any."""
+    return re.sub(r"[^\w.-]+", "-", name or "").strip(".-")[:80] or "unnamed"
 
 
 def _wandb_variable(name: str, default: str) -> str:
@@ -344,11 +359,15 @@ def _wandb_variable(name: str, default: str) -> str:
     return {"dryrun": "offline", "run": "online"}.get(value, value) if name == "WANDB_MODE" else value
 
 
-def typed(composed: Any) -> Config:
-    """Turn Hydra's composed config into checked dataclasses; raise InputError where it cannot."""
+def typed(composed: Any, experiment: str | None = None) -> Config:
+    """Turn Hydra's composed config into checked dataclasses; raise InputError where it cannot.
+
+    A run without a name of its own takes that of its `experiment`.
+    """
     try:
         _check_keys(composed, Config)
-        return OmegaConf.to_object(composed)
+        asked = OmegaConf.to_object(composed)
+        return asked if asked.name else replace(asked, name=experiment)
     except OmegaConfBaseException as error:
         raise InputError(word(error, [], Config, CONF)) from error
 

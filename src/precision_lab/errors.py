@@ -1,4 +1,4 @@
-"""The one error that is the user's to mend. Imports nothing."""
+"""The error that is the user's to mend, and the end of a process that has said its words. Imports nothing."""
 
 
 class InputError(Exception):
@@ -7,3 +7,11 @@ class InputError(Exception):
     The text is one or two sentences: what is wrong, where, what is valid. It is printed
     without a traceback and the process ends with exit code 2.
     """
+
+
+class Ended(Exception):
+    """The process is to end with this exit code; what there was to say has been said."""
+
+    def __init__(self, code: int):
+        super().__init__(code)
+        self.code = code

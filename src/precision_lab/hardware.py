@@ -142,7 +142,7 @@ def fingerprint(device: torch.device) -> dict[str, Any]:
         return {
             "device": "cuda",
             "model": properties.name,
-            "count": torch.cuda.device_count(),
+            "count": 1,  # that a run trains on, however many this machine has
             "capability": f"{properties.major}.{properties.minor}",
             "memory_gib": round(properties.total_memory / GIB),
             "threads": torch.get_num_threads(),

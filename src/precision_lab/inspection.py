@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from precision_lab import hardware, identity
-from precision_lab.assemble import assemble, make_trainer, training_batches
+from precision_lab.assemble import assemble, make_trainer, resolve, training_batches
 from precision_lab.config import Config
 from precision_lab.errors import InputError
 from precision_lab.probe.memory import cpu_step_peak_bytes, saved_activations
@@ -21,12 +21,13 @@ def inspect_step(asked: Config, by_module: bool, width: int) -> str:
     """The op map of the first training batch as text of at most `width` columns."""
     if asked.device.compile:
         raise InputError("A compiled model cannot be looked at operation by operation; drop device.compile=true.")
-    ready = assemble(asked)
+    resolved = resolve(asked)
+    ready = assemble(resolved)
     trainer, batch = make_trainer(ready), next(training_batches(ready))
     trainer.model.train()
     rows = op_map(trainer.model, _forward(trainer, batch))
     title = f"{identity.arm_label(ready.asked.precision)} on {trainer.policy.device.type}, one training step"
-    return "\n".join([*ready.notes, title, "", render(rows, by_module=by_module, width=width)])
+    return "\n".join([*resolved.notes, *ready.notes, title, "", render(rows, by_module=by_module, width=width)])
 
 
 def measure_memory(trainer: Trainer, batch: Any, compiled: bool) -> dict[str, float]:

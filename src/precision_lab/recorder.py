@@ -9,7 +9,7 @@ import math
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,11 +56,14 @@ METRICS = {
 class Recorder:
     """Writes one run folder."""
 
-    def __init__(self, folder: Path, task_metrics: Mapping[str, Metric] | None = None):
-        """`folder` must exist. `task_metrics` says of what the task measures its unit and better direction."""
+    def __init__(self, folder: Path, secrets: list[str]):
+        """`folder` must exist; `secrets` are the texts never to be written.
+
+        `metrics` may be given what a task measures, with its unit and better direction.
+        """
         self.folder = folder
-        self.metrics = METRICS | dict(task_metrics or {})
-        self._secrets = secrets_in(os.environ)
+        self.metrics = dict(METRICS)
+        self._secrets = secrets
         self._started = time.time()
 
     def config(self, values: dict[str, Any]) -> None:
@@ -151,9 +154,21 @@ _SECRET_KEY = re.compile(r"(^|[_.-])(api_?key|access_?key|token|secret|password|
 _SECRET_WORD = re.compile(rf"^([\w+.@/-]*?{_SECRET_KEY.pattern.removesuffix('$')}=).+", re.IGNORECASE | re.DOTALL)
 
 
-def secrets_in(environment: Mapping[str, str]) -> list[str]:
-    """Values of environment variables whose names look like credentials; short ones are no secrets."""
-    return [value for name, value in environment.items() if _SECRET_KEY.search(name) and len(value) >= 8]
+def secrets_in(environment: Mapping[str, str], values: Any = None) -> list[str]:
+    """The texts that look like credentials: environment variables by name, config values by key.
+
+    Short ones are no secrets: they would be found in anything.
+    """
+    found = [value for name, value in environment.items() if _SECRET_KEY.search(name)]
+    return [value for value in found + list(_under_secret_keys(values)) if len(value) >= 8]
+
+
+def _under_secret_keys(values: Any) -> Iterator[str]:
+    items = values.items() if isinstance(values, dict) else enumerate(values) if isinstance(values, list) else ()
+    for key, value in items:
+        if isinstance(value, str) and _SECRET_KEY.search(str(key)):
+            yield value
+        yield from _under_secret_keys(value)
 
 
 def redact(values: Any, secrets: list[str]) -> Any:

@@ -4,16 +4,14 @@ import contextlib
 import logging
 import math
 import os
-import signal
 import sys
 from collections.abc import Iterator
-from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
-from precision_lab import config, hardware, identity
-from precision_lab.assemble import Assembly, assemble, make_trainer, training_batches
+from precision_lab import config, folders, hardware, identity
+from precision_lab.assemble import Assembly, Resolved, assemble, make_trainer, resolve, training_batches
 from precision_lab.batches import TrainBatches, eval_batches
 from precision_lab.config import Config
 from precision_lab.environment import environment
@@ -22,6 +20,7 @@ from precision_lab.inspection import measure_memory
 from precision_lab.meter import Meter
 from precision_lab.recorder import Metric, Recorder, redact, secrets_in
 from precision_lab.seeds import derive, seed_globals
+from precision_lab.stops import Stops, Terminated
 from precision_lab.terminal import bar, summary_lines
 from precision_lab.tracking import Mirror
 from precision_lab.trainer import Progress, Trainer, evaluate, is_eval_point
@@ -29,27 +28,61 @@ from precision_lab.trainer import Progress, Trainer, evaluate, is_eval_point
 log = logging.getLogger("precision_lab")
 
 
-class Terminated(BaseException):
-    """A signal to stop arrived. Not an Exception, so that no handler between mistakes it for a failure."""
+def run(asked: Config, sweep: bool = False) -> int:
+    """Do what was asked and return the exit code: 0 done, 1 failed, 2 wrong input, 130 or 143 interrupted.
 
-
-def run(asked: Config) -> int:
-    """Do what was asked and return the exit code: 0 done, 1 failed, 130 or 143 interrupted.
-
-    InputError before anything was written means exit code 2 and no folder.
+    A single run gets a folder of its own, once its input is known to be right: an InputError means
+    that nothing was written. A job of a `sweep` has the folder its content names, which tells whatever
+    became of it; it is left alone if it is finished, or being run by another process.
     """
-    ready = assemble(asked)
-    trainer, batches = make_trainer(ready), training_batches(ready)
+    if sweep:
+        _refuse_a_second_job()
+    resolved = resolve(asked)
+    asked, device = resolved.asked, resolved.device
+    parts = None if sweep and not asked.check else _build(resolved)
     if asked.check:
-        print(*ready.notes, f"{_title(ready.asked)}: the input is right; nothing was trained.", sep="\n")
+        print(*resolved.notes, *parts[0].notes, f"{_title(asked)}: the input is right; nothing was trained.", sep="\n")
         return 0
-    surroundings = environment(ready.policy.device)
-    metrics = _task_metrics(ready.workload.task)
-    with _Stops() as stops:
-        recorder = Recorder(_make_folder(ready), metrics)
+    surroundings = environment(device) | {"support": resolved.support}
+    secrets = secrets_in(os.environ, identity.as_values(asked))
+    with Stops() as stops:
+        if sweep:
+            folder = folders.job_folder(asked, device.type)
+            try:
+                log_file, status = folders.claim(folder, asked.rerun, surroundings["fingerprint"])
+            except folders.Busy:
+                print(f"{_title(asked)}: being run by another process -> {folder}")
+                return 0
+            if status:
+                print(f"{_title(asked)}: {status} before -> {folder}")
+                return 1 if status == "failed" else 0
+        else:
+            folder = folders.new_folder(asked, device.type)
+            log_file = folders.open_log(folder)
+        recorder = Recorder(folder, secrets)
         recorder.status("running")
-        with _logging_to(recorder.folder / "train.log"):
-            return _Run(ready, trainer, batches, recorder, surroundings, stops).to_the_end()
+        with log_file, _logging_to(log_file, secrets):
+            return _Run(resolved, parts, recorder, surroundings, secrets, stops).to_the_end()
+
+
+_jobs: list[int] = []
+
+
+def _refuse_a_second_job() -> None:
+    if _jobs:
+        raise InputError(
+            "This launcher runs several jobs in one process, where backend flags and memory peaks leak from one to "
+            "the next; use hydra/launcher=isolated."
+        )
+    _jobs.append(os.getpid())
+
+
+Parts = tuple[Assembly, Trainer, TrainBatches]
+
+
+def _build(resolved: Resolved) -> Parts:
+    ready = assemble(resolved)
+    return ready, make_trainer(ready), training_batches(ready)
 
 
 class _Run:
@@ -57,24 +90,19 @@ class _Run:
 
     def __init__(
         self,
-        ready: Assembly,
-        trainer: Trainer,
-        batches: TrainBatches,
+        resolved: Resolved,
+        parts: Parts | None,
         recorder: Recorder,
         surroundings: dict[str, Any],
-        stops: "_Stops",
+        secrets: list[str],
+        stops: Stops,
     ):
-        self.ready, self.asked = ready, ready.asked
-        self.trainer, self.batches, self.recorder, self.stops = trainer, batches, recorder, stops
-        self.environment = surroundings | {
-            "support": ready.support,
-            "backend_flags": ready.flags,
-            "label_proof": ready.proof,
-        }
+        self.resolved, self.parts, self.asked = resolved, parts, resolved.asked
+        self.recorder, self.environment, self.secrets, self.stops = recorder, surroundings, secrets, stops
         self.progress = Progress()
         self.final: dict[str, float | None] = {}
         self.best: dict[str, float | None] = {}
-        self.hashes = {"data": ready.workload.data.hash, "initial_weights": ready.workload.weights_hash}
+        self.hashes: dict[str, str] = {}
         self.mirror: Mirror | None = None
 
     def to_the_end(self) -> int:
@@ -106,24 +134,37 @@ class _Run:
     def _begin(self) -> None:
         self.recorder.config(identity.as_values(self.asked))
         self.recorder.environment(self.environment)
-        for note in self.ready.notes:
+        for note in self.resolved.notes:
             log.info(note)
         log.info("%s -> %s", _title(self.asked), self.recorder.folder)
+        self._start_mirror()
+        ready, self.trainer, self.batches = self.parts or _build(self.resolved)
+        self.ready = ready
+        for note in ready.notes:
+            log.info(note)
         if self.trainer.guard.syncs:
             optimizer = type(self.trainer.optimizer).__name__
             log.info("%s takes no flag to skip a step by: each step waits for the device", optimizer)
-        device = self.trainer.policy.device.type
+        self.environment |= {"backend_flags": ready.flags, "label_proof": ready.proof}
+        self.recorder.environment(self.environment)
+        self.recorder.metrics |= _task_metrics(ready.workload.task)
+        self.hashes |= {"data": ready.workload.data.hash, "initial_weights": ready.workload.weights_hash}
+        self.recorder.status("running", total_steps=ready.total_steps)
+
+    def _start_mirror(self) -> None:
+        asked, device = self.asked, self.resolved.device.type
+        signature = identity.experiment_signature(asked)
         words = {
-            "group": self.asked.wandb.group or identity.experiment_signature(self.asked),
-            "tags": [self.asked.precision.name, device, *self.asked.tags],
-            "config": _mirror_config(self.asked, self.environment),
+            "group": asked.wandb.group or (f"{asked.name}-{signature}" if asked.name else signature),
+            "tags": [asked.precision.name, device, *asked.tags],
+            "config": _mirror_config(asked, self.environment),
         }
         self.mirror = Mirror(
-            self.asked.wandb,
-            Path(self.asked.paths.outputs),
-            name=identity.slug(self.asked, device),
+            asked.wandb,
+            Path(asked.paths.outputs),
+            name=identity.slug(asked, device),
             job_type="train",
-            **redact(words, secrets_in(os.environ)),
+            **redact(words, self.secrets),
         )
 
     def _train_and_measure(self) -> None:
@@ -200,7 +241,7 @@ class _Run:
         shown = f"{reason}; see {self.recorder.folder / 'train.log'}" if status == "failed" else reason
         log.info(summary_lines(identity.arm_label(asked.precision), status, shown, progress.step, self.final))
         if self.mirror:
-            self.mirror.finish(status, self.recorder.summary(self.final, self.best))
+            self.mirror.finish(status, reason, self.recorder.summary(self.final, self.best))
             self.recorder.status(status, reason=reason, step=progress.step, wandb=self.mirror.state)
 
 
@@ -213,31 +254,23 @@ def _title(asked: Config) -> str:
     return f"{arm}: {model} on {data}, seed {asked.seed}"
 
 
-def _make_folder(ready: Assembly) -> Path:
-    now = datetime.now()
-    name = f"{now:%H-%M-%S-%f}_{identity.slug(ready.asked, ready.policy.device.type)}"
-    folder = Path(ready.asked.paths.outputs) / "runs" / f"{now:%Y-%m-%d}" / name
-    try:
-        folder.mkdir(parents=True)
-    except OSError as error:
-        raise InputError(f"The run folder {folder} cannot be made ({error.strerror}); set paths.outputs.") from error
-    return folder
-
-
 @contextlib.contextmanager
-def _logging_to(path: Path) -> Iterator[None]:
-    """The terminal and `path` get the same lines; tracebacks go to `path` alone."""
-    file = logging.FileHandler(path, encoding="utf-8", errors="backslashreplace")
-    file.setFormatter(_Redacting("%(asctime)s %(levelname)s %(message)s"))
-    screen = logging.StreamHandler(sys.stdout)
-    screen.setFormatter(_Redacting("%(message)s"))
-    screen.addFilter(lambda record: record.exc_info is None)
+def _logging_to(file: TextIO, secrets: list[str]) -> Iterator[None]:
+    """The terminal and `file` get the same lines; tracebacks go to `file` alone."""
+    written = logging.StreamHandler(file)
+    written.setFormatter(_Redacting(secrets, "%(asctime)s %(levelname)s %(message)s"))
+    handlers = [written]
+    if not _is_stdout(file):  # a sweep keeps what its jobs print in their logs
+        screen = logging.StreamHandler(sys.stdout)
+        screen.setFormatter(_Redacting(secrets, "%(message)s"))
+        screen.addFilter(lambda record: record.exc_info is None)
+        handlers.append(screen)
     loggers = [log, logging.getLogger("py.warnings")]
     logging.raiseExceptions = False  # a closed terminal is no reason to print stacks
     logging.captureWarnings(True)
     for logger in loggers:
         logger.setLevel(logging.INFO)
-        logger.handlers = [file, screen]
+        logger.handlers = handlers
         logger.propagate = False
     try:
         yield
@@ -245,56 +278,24 @@ def _logging_to(path: Path) -> Iterator[None]:
         logging.captureWarnings(False)
         for logger in loggers:
             logger.handlers = []
-        file.close()
+
+
+def _is_stdout(file: TextIO) -> bool:
+    try:
+        return os.path.sameopenfile(file.fileno(), sys.stdout.fileno())
+    except (OSError, ValueError, AttributeError):  # closed, replaced, or none at all
+        return False
 
 
 class _Redacting(logging.Formatter):
     """An exception may quote a secret."""
 
+    def __init__(self, secrets: list[str], template: str):
+        super().__init__(template)
+        self._secrets = secrets
+
     def format(self, record: logging.LogRecord) -> str:
-        return redact(super().format(record), secrets_in(os.environ))
-
-
-class _Stops:
-    """SIGINT, SIGTERM and SIGHUP, raised as Terminated where the run can say so, and held back elsewhere.
-
-    Held at first, while the folder is made, and again while the result is written.
-    """
-
-    def __init__(self) -> None:
-        self._numbers = [getattr(signal, n) for n in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, n)]
-        self._before: dict[int, Any] = {}
-        self._arrived: str | None = None
-        self._held = True
-
-    def __enter__(self) -> "_Stops":
-        for number in self._numbers:
-            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup means it
-                self._before[number] = signal.signal(number, self._handle)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _handle(self, number: int, frame: Any) -> None:
-        self._arrived = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
-        if not self._held:
-            self.check()
-
-    def check(self) -> None:
-        """Raise Terminated if a signal arrived: one may have been raised where exceptions are swallowed."""
-        if self._arrived:
-            raise Terminated(self._arrived)
-
-    def release(self) -> None:
-        """From now on a signal raises."""
-        self._held = False
-        self.check()
-
-    def hold(self) -> None:
-        """From now on a signal waits, for ever if nobody asks."""
-        self._held = True
+        return redact(super().format(record), self._secrets)
 
 
 def _task_metrics(task: Any) -> dict[str, Metric]:

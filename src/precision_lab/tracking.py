@@ -4,10 +4,15 @@ The only module that imports wandb, and only when it is not disabled. Any failur
 from then on the mirror is `degraded` and silent. The local files are complete without it.
 """
 
+import hashlib
 import logging
 import os
+import platform
+import queue
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +20,9 @@ from precision_lab.config import WandbConfig, WandbMode
 
 log = logging.getLogger("precision_lab")
 
-# Seconds. W&B takes about 2.4 times init_timeout to give up; together they stay under 30.
-INIT_TIMEOUT = 8
-FINISH_TIMEOUT = 8
+# Seconds that W&B is told to keep to, and those after which it is left behind because it did not.
+INIT_TIMEOUT, FINISH_TIMEOUT = 8, 8
+PATIENCE = {"init": 12, "log": 5, "finish": 12, "teardown": 3}
 
 
 class Mirror:
@@ -27,57 +32,112 @@ class Mirror:
         """W&B's files go to `folder`/wandb, shared by all runs of a project, so that one viewer sees them all."""
         self.state = asked.mode.name
         self._run: Any = None
+        self._worker: _Worker | None = None
         if asked.mode is WandbMode.disabled:
             return
-        try:
-            self._run = self._start(asked, folder, init)
-        except Exception as error:
-            self._degrade(error)
+        self._worker = _Worker()
+        self._try("init", lambda: self._start(asked, folder, init))
 
-    def _start(self, asked: WandbConfig, folder: Path, init: dict[str, Any]) -> Any:
+    def _start(self, asked: WandbConfig, folder: Path, init: dict[str, Any]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # else even offline looks up a host
+        os.environ.setdefault("WANDB_SILENT", "true")  # the setting below comes too late for the login's line
         import wandb
 
-        # An id of its own for every attempt: two attempts under one id leave two fragments.
-        run_id = f"{init['name'][:100]}-{time.time_ns() // 1_000_000:x}"
-        run = wandb.init(
+        self._run = wandb.init(
             project=asked.project,
             dir=str(folder),
-            id=run_id,
+            id=_run_id(init["name"]),
             mode=asked.mode.name,
             reinit="finish_previous",
             settings=wandb.Settings(
                 init_timeout=INIT_TIMEOUT,
+                login_timeout=1,  # a prompt nobody answers
                 finish_timeout=FINISH_TIMEOUT,
+                finish_timeout_raises=True,
                 console="off",
                 silent=True,
                 x_disable_meta=True,  # it holds the command line, secrets too; environment.json has it redacted
             ),
             **init,
         )
-        run.define_metric("*", step_metric="train/step")  # our own step: W&B's restarts at 0 on a resume
-        return run
+        self._run.define_metric("*", step_metric="train/step")  # our own step: W&B's restarts at 0 on a resume
 
     def log(self, values: Mapping[str, Any]) -> None:
-        self._try(lambda: self._run.log(dict(values)))
+        """Hand over one log point's values, `train/step` among them."""
+        copy = dict(values)
+        self._try("log", lambda: self._run.log(copy))
 
-    def finish(self, status: str, summary: Mapping[str, Any]) -> None:
+    def finish(self, status: str, reason: str | None, summary: Mapping[str, Any]) -> None:
+        """Hand over the summary and close; W&B shows a run that is not completed as failed, `status` tells why."""
+
         def close() -> None:
-            self._run.summary.update({**summary, "status": status})
+            self._run.summary.update({**summary, "status": status, "reason": reason or ""})
             self._run.finish(exit_code=0 if status == "completed" else 1)
+            _teardown()
 
-        self._try(close)
+        self._try("finish", close)
+        self._leave()
 
-    def _try(self, action: Any) -> None:
-        if self._run is None:
+    def _try(self, what: str, action: Callable[[], None]) -> None:
+        if self._worker is None:
             return
         try:
-            action()
-        except Exception as error:
-            self._degrade(error)
+            self._worker.do(action, PATIENCE[what])
+        except (Exception, SystemExit) as error:
+            self._degrade(what, error)
 
-    def _degrade(self, error: Exception) -> None:
-        self._run, self.state = None, "degraded"
-        text = str(error).strip().split("\n")[0]
+    def _degrade(self, what: str, error: BaseException) -> None:
+        self.state = "degraded"
+        self._leave()
+        try:  # else W&B waits for its server when the process ends
+            _Worker().do(_teardown, PATIENCE["teardown"])
+        except (Exception, SystemExit):
+            pass
+        text = str(error).strip().split("\n")[0].replace("<no message>", "refused by the server")
+        if isinstance(error, TimeoutError):
+            text = f"no answer to {what} in {PATIENCE[what]} s"
         log.warning("W&B stopped (%s: %s); training goes on, the run folder is complete.", type(error).__name__, text)
+
+    def _leave(self) -> None:
+        if self._worker:
+            self._worker.end()
+        self._worker = None
+
+
+class _Worker:
+    """Does one call at a time in a thread of its own, so that one that hangs can be left behind."""
+
+    def __init__(self) -> None:
+        self._calls: queue.SimpleQueue = queue.SimpleQueue()
+        threading.Thread(target=self._work, daemon=True, name="wandb").start()
+
+    def _work(self) -> None:
+        while call := self._calls.get():
+            action, done = call
+            try:
+                done.set_result(action())
+            except BaseException as error:  # Ctrl-C too belongs to the one who waits
+                done.set_exception(error)
+
+    def do(self, action: Callable[[], None], seconds: float) -> None:
+        """Return or raise as the action does; TimeoutError if that takes longer."""
+        done: Future = Future()
+        self._calls.put((action, done))
+        done.result(timeout=seconds)
+
+    def end(self) -> None:
+        """No more calls; does not wait for one that hangs."""
+        self._calls.put(None)
+
+
+def _teardown() -> None:
+    import wandb
+
+    wandb.teardown()
+
+
+def _run_id(name: str) -> str:
+    """Readable, and of its own for every attempt on every machine: two attempts under one id leave two fragments."""
+    here = hashlib.sha256(f"{platform.node()} {os.getpid()}".encode()).hexdigest()[:4]
+    return f"{name[:100]}-{time.time_ns() // 1_000_000:x}{here}"

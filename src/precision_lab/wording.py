@@ -22,7 +22,7 @@ def word(error: Exception, overrides: list[str], schema: type, conf: Path) -> st
     if "Config group override must be" in text:
         return f"{' '.join(overrides)}: a config group takes the name of one of its choices."
     if match := re.search(r"Ambiguous value for argument '(.*?)'", text):
-        return f"{match.group(1)} holds several values, and a run takes one; scripts/demo.py runs several precisions."
+        return f"{match.group(1)} holds several values, and a run takes one; add -m to run them all."
     if match := re.search(r"Could not find '([\w-]+(?:/[\w-]+)*)/([^/']+)'", text):
         group, choice = match.groups()
         return f"{group}={choice} does not exist; {_choices(choice, _options(conf / group))}."

@@ -1,0 +1,28 @@
+"""From what a process is to do to its exit code and its words. No torch."""
+
+import os
+import sys
+import traceback
+from collections.abc import Callable
+
+from precision_lab.errors import InputError
+from precision_lab.recorder import redact, secrets_in
+
+
+def exit_code(action: Callable[[], int]) -> int:
+    """The action's own exit code; 2 and a sentence for wrong input, 130 for Ctrl-C, 1 for what is ours to mend."""
+    try:
+        return action()
+    except InputError as error:
+        return refuse(error)
+    except KeyboardInterrupt:  # before the run had a folder to say so in
+        return 130
+    except Exception:  # not the user's: shown whole
+        traceback.print_exc()
+        return 1
+
+
+def refuse(sentence: object) -> int:
+    """Say what is wrong with the input; return its exit code."""
+    print(redact(f"precision-lab: {sentence}", secrets_in(os.environ)), file=sys.stderr)
+    return 2

@@ -1,0 +1,69 @@
+"""Signals to stop a run, and the end of the process that started it. No torch."""
+
+import os
+import signal
+import threading
+from typing import Any
+
+_orphaned = threading.Event()
+
+
+class Terminated(BaseException):
+    """A signal to stop arrived. Not an Exception, so that no handler between mistakes it for a failure."""
+
+
+class Stops:
+    """SIGINT, SIGTERM and SIGHUP, raised as Terminated where the run can say so, and held back elsewhere.
+
+    Held at first, while the folder is made, and again while the result is written. A signal raises
+    once: a second one, from the terminal and the sweep both, would break into what ends the run.
+    """
+
+    def __init__(self) -> None:
+        self._numbers = [getattr(signal, n) for n in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, n)]
+        self._before: dict[int, Any] = {}
+        self._arrived: str | None = None
+        self._held = True
+
+    def __enter__(self) -> "Stops":
+        for number in self._numbers:
+            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup means it
+                self._before[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _handle(self, number: int, frame: Any) -> None:
+        name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+        self._arrived = self._arrived or ("the sweep that started it is gone" if _orphaned.is_set() else name)
+        if not self._held:
+            self._held = True
+            self.check()
+
+    def check(self) -> None:
+        """Raise Terminated if a signal arrived: one may have been raised where exceptions are swallowed."""
+        if self._arrived:
+            raise Terminated(self._arrived)
+
+    def release(self) -> None:
+        """From now on a signal raises."""
+        self._held = False
+        self.check()
+
+    def hold(self) -> None:
+        """From now on a signal waits, for ever if nobody asks."""
+        self._held = True
+
+
+def stop_with(pipe: int) -> None:
+    """Stop this process, as SIGTERM would, once nobody holds the other end of the file descriptor `pipe`."""
+
+    def wait() -> None:
+        while os.read(pipe, 4096):  # os.read: a lock of sys.stdin's would be inherited by a forked data worker
+            pass
+        _orphaned.set()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=wait, daemon=True, name="parent").start()

@@ -1,0 +1,63 @@
+"""One job's process: takes its config from the sweep that started it, and ends when that one is gone."""
+
+import io
+import os
+import pickle
+import sys
+from dataclasses import dataclass
+from typing import TextIO
+
+from precision_lab.config import Config
+from precision_lab.entry import exit_code
+from precision_lab.identity import as_values
+from precision_lab.recorder import redact, secrets_in
+from precision_lab.stops import stop_with
+
+
+@dataclass(frozen=True)
+class Order:
+    """What a job's process is given at its stdin."""
+
+    asked: Config
+    path: list[str]  # sys.path, so that a `_target_` is found as in a run by itself
+    command: list[str]  # the command that would run this job by itself
+
+
+class _Redacted(io.TextIOWrapper):
+    """What the job prints goes into its log, and a secret does not."""
+
+    secrets: list[str]
+
+    def write(self, text: str) -> int:
+        return super().write(redact(text, self.secrets))
+
+
+def main() -> None:
+    """Run the job and end with its exit code."""
+    order: Order = pickle.load(io.FileIO(0, closefd=False))
+    sys.path[:], sys.argv = order.path, order.command
+    secrets = secrets_in(os.environ, as_values(order.asked))
+    sys.stdout, sys.stderr = _redacting(sys.stdout, secrets), _redacting(sys.stderr, secrets)
+    _follow_the_sweep()
+
+    def run_it() -> int:
+        from precision_lab.run import run
+
+        return run(order.asked, sweep=True)
+
+    sys.exit(exit_code(run_it))
+
+
+def _redacting(stream: TextIO, secrets: list[str]) -> TextIO:
+    wrapped = _Redacted(stream.detach(), encoding="utf-8", errors="backslashreplace", line_buffering=True)
+    wrapped.secrets = secrets
+    return wrapped
+
+
+def _follow_the_sweep() -> None:
+    """The sweep holds the other end of stdin as long as it lives."""
+    pipe = os.dup(0)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)  # a prompt gets no answer instead of the pipe
+    os.close(nothing)
+    stop_with(pipe)

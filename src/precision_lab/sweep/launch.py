@@ -1,0 +1,171 @@
+"""The jobs of a sweep as processes: started in turn, watched to their end, stopped on a signal. No torch."""
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from precision_lab import folders
+from precision_lab.config import ROOT, OnError
+from precision_lab.errors import InputError
+from precision_lab.sweep.child import Order
+from precision_lab.sweep.plan import Job
+from precision_lab.sweep.view import View
+
+CHILD = [sys.executable, "-P", "-c", "from precision_lab.sweep.child import main; main()"]
+RESULTS = ("completed", "diverged", "out_of_memory")
+POLL_S = 0.1
+PATIENCE_S = 60  # that a job gets to end after a signal, before it is killed
+
+
+def slots(gpus: tuple[int, ...]) -> list[dict[str, str]]:
+    """The environments that jobs run in at the same time: one for each GPU of several, else one."""
+    if len(gpus) < 2:
+        return [{}]
+    visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    return [{"CUDA_VISIBLE_DEVICES": visible[number] if visible else str(number)} for number in gpus]
+
+
+def run_jobs(jobs: list[Job], places: list[dict[str, str]], view: View, child: list[str] = CHILD) -> int:
+    """Run the jobs that wait, in their order, one at a time in each place; return the sweep's exit code.
+
+    0: every job has a result or was skipped as asked; 1: one failed or is left; 130 or 143: interrupted.
+    """
+    with _signals() as arrived:
+        sweep = _Sweep(jobs, places, view, child)
+        sweep.to_the_end(arrived)
+    if arrived:
+        return 130 if arrived[0] == signal.SIGINT else 143
+    fine = (*RESULTS, "unsupported", "same", "elsewhere", "checked")
+    return 0 if all(job.status in fine for job in jobs) else 1
+
+
+class _Sweep:
+    def __init__(self, jobs: list[Job], places: list[dict[str, str]], view: View, child: list[str]):
+        self.waiting = deque(job for job in jobs if job.status == "waiting")
+        self.free, self.view, self.child = list(places), view, child
+        self.running: list[_Running] = []
+
+    def to_the_end(self, arrived: list[int]) -> None:
+        told = False
+        while self.waiting or self.running:
+            if arrived and not told:
+                told = True
+                self.leave("interrupted before it began")
+                for one in self.running:
+                    one.stop(arrived[0])
+            while self.waiting and self.free:
+                self.start(self.waiting.popleft(), self.free.pop(0))
+            self.view.update()
+            time.sleep(POLL_S)
+            for one in [one for one in self.running if one.ended()]:
+                self.running.remove(one)
+                self.free.append(one.place)
+                self.view.ended(one.job)
+                if one.job.status == "failed" and one.job.asked.on_error is OnError.stop:
+                    self.leave("an earlier job failed, and on_error=stop")
+
+    def start(self, job: Job, place: dict[str, str]) -> None:
+        try:
+            self.running.append(_Running(job, place, self.child))
+        except OSError as error:  # the folder, or no process
+            job.status, job.reason = "failed", f"could not be started: {error}"
+            self.free.append(place)
+            self.view.ended(job)
+
+    def leave(self, reason: str) -> None:
+        for job in self.waiting:
+            job.status, job.reason = "not run", reason
+        self.waiting.clear()
+
+
+class _Running:
+    """A job's process."""
+
+    def __init__(self, job: Job, place: dict[str, str], child: list[str]):
+        self.job, self.place = job, place
+        self.began, self._kill_at = time.time(), float("inf")
+        job.folder.mkdir(parents=True, exist_ok=True)
+        with (job.folder / folders.LOG).open("ab") as log:
+            self.process = subprocess.Popen(
+                child, stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, **place}
+            )
+        job.status, job.seconds = "running", 0.0
+        order = Order(job.asked, sys.path, [str(ROOT / "train.py"), *job.overrides])
+        # in a thread: a pipe takes 64 KiB at once, and its open end tells the job that the sweep lives
+        threading.Thread(target=self._hand_over, args=(pickle.dumps(order),), daemon=True).start()
+
+    def _hand_over(self, order: bytes) -> None:
+        with suppress(OSError):  # the job ended before it read
+            self.process.stdin.write(order)
+            self.process.stdin.flush()
+
+    def stop(self, number: int) -> None:
+        with suppress(ProcessLookupError):
+            self.process.send_signal(number)
+        self._kill_at = time.time() + PATIENCE_S
+
+    def ended(self) -> bool:
+        """Whether the process has ended; then the job has its status."""
+        self.job.seconds = time.time() - self.began
+        if time.time() > self._kill_at:
+            self.process.kill()
+        code = self.process.poll()
+        if code is None:
+            return False
+        with suppress(OSError):
+            self.process.stdin.close()
+        self._judge(code)
+        return True
+
+    def _judge(self, code: int) -> None:
+        job, told = self.job, folders.read_json(self.job.folder / "status.json")
+        own = told.get("pid") == self.process.pid and told.get("updated", 0) >= self.began
+        if own and told["status"] != "running":
+            job.status, job.reason = told["status"], told.get("reason") or ""
+        elif code == 0 and job.asked.check:
+            job.status = "checked"
+        elif code == 0 and not own:  # two sweeps share their jobs
+            job.status, job.before = ("elsewhere", False) if told.get("status") == "running" else (told["status"], True)
+        elif code in (130, 143, -signal.SIGINT, -signal.SIGTERM, -signal.SIGHUP):
+            job.status = "interrupted"
+        else:
+            job.status, job.reason = "failed", _last_words(job, code)
+
+
+def _last_words(job: Job, code: int) -> str:
+    if code < 0:
+        return f"killed by {signal.Signals(-code).name}" + (", perhaps for want of memory" if code == -9 else "")
+    lines = (job.folder / folders.LOG).read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    return lines[-1].removeprefix("precision-lab: ") if lines else f"exit code {code}"
+
+
+@contextmanager
+def _signals() -> Iterator[list[int]]:
+    """SIGINT, SIGTERM and SIGHUP are noted, the first one first, and interrupt nothing."""
+    arrived: list[int] = []
+    before: dict[int, Any] = {}
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            before[number] = signal.signal(number, lambda number, frame: arrived.append(number))
+    try:
+        yield arrived
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def prepare_folder(jobs: list[Job]) -> None:
+    """InputError where the sweep could write nothing."""
+    for folder in {job.folder.parent for job in jobs if job.status == "waiting"}:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"The folder {folder} cannot be made ({error.strerror}); set paths.outputs.") from error

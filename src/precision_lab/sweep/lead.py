@@ -1,0 +1,47 @@
+"""A sweep, start to end: survey, plan, run, tell. No torch, no Hydra."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from precision_lab.config import ROOT, Config
+from precision_lab.folders import sweep_folder
+from precision_lab.identity import as_values
+from precision_lab.recorder import secrets_in
+from precision_lab.sweep.launch import prepare_folder, run_jobs, slots
+from precision_lab.sweep.plan import Job, in_turn, settle, titles
+from precision_lab.sweep.survey import survey
+from precision_lab.sweep.view import View
+
+
+def lead(composed: list[tuple[Config, list[str]]], write_command: Callable[[list[str]], None]) -> int:
+    """Run the jobs, given as config and overrides each; return the sweep's exit code.
+
+    InputError before anything is written: an arm that the machine cannot do, or jobs that cannot be told
+    apart. `write_command` is called once, with the secrets it must not write, before the first job.
+    """
+    names = titles([overrides for _, overrides in composed])
+    jobs = [Job(overrides, name, asked) for (asked, overrides), name in zip(composed, names, strict=True)]
+    answers = survey([job.asked for job in jobs])
+    notes = settle(jobs, answers)
+    jobs = in_turn(jobs)
+    secrets = [secret for job in jobs for secret in secrets_in({}, as_values(job.asked))]
+    places = slots(next((answer.gpus for answer in answers if answer.gpus), ()))
+    if not jobs[0].asked.check:
+        prepare_folder(jobs)
+        write_command(secrets)
+    view = View(jobs, secrets, len(places))
+    for note in notes:
+        view.say(note)
+    with view:
+        code = run_jobs(jobs, places, view)
+    view.summary()
+    left = [job for job in jobs if job.status in ("not run", "interrupted")]
+    if left:
+        view.say(f"{len(left)} of {len(jobs)} jobs are left; the same command runs them.")
+    if not jobs[0].asked.check:
+        view.say(f"compare: python scripts/compare.py {' '.join(map(_short, sorted({sweep_folder(j.asked) for j in jobs})))}")
+    return code
+
+
+def _short(folder: Path) -> str:
+    return str(folder.relative_to(ROOT) if folder.is_relative_to(ROOT) else folder)

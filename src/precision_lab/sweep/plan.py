@@ -1,0 +1,94 @@
+"""Which jobs a sweep has and in which order they run. No torch, and nothing is written.
+
+Arms are interleaved seed by seed, their order rotated, so that a drift of the machine and a cold
+start hit all arms alike.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from precision_lab import folders, identity
+from precision_lab.config import Config, OnUnsupported
+from precision_lab.errors import InputError
+from precision_lab.sweep.survey import Answer
+
+
+@dataclass
+class Job:
+    """One run of a sweep. `status` is a run's, or one of waiting, unsupported, same, checked, elsewhere, not run."""
+
+    overrides: list[str]
+    title: str  # the overrides in which it differs from its fellows
+    asked: Config
+    folder: Path = Path()
+    fingerprint: dict[str, Any] = field(default_factory=dict)
+    status: str = "waiting"
+    reason: str = ""
+    before: bool = False  # finished by an earlier call, and not run by this one
+    seconds: float | None = None  # that it took or has taken
+
+
+def titles(overrides: list[list[str]]) -> list[str]:
+    """For each job the overrides that not all jobs share; all of its overrides where nothing differs."""
+    shared = set.intersection(*map(set, overrides)) if len(overrides) > 1 else set()
+    return [" ".join(word for word in words if word not in shared) or " ".join(words) or "defaults" for words in overrides]
+
+
+def settle(jobs: list[Job], answers: list[Answer]) -> list[str]:
+    """Give each job what the machine said to it: its resolved arm, its folder, what is known of it from before.
+
+    Returns lines for the reader. InputError for an arm that the machine cannot do, unless such are to be
+    skipped, for two jobs that share a folder and differ, and for a folder with another machine's run.
+    """
+    notes: list[str] = []
+    for job, answer in zip(jobs, answers, strict=True):
+        if answer.refused:
+            job.status, job.reason = "unsupported", answer.refused
+            continue
+        job.asked = replace(job.asked, precision=answer.precision)
+        job.folder, job.fingerprint = folders.job_folder(job.asked, answer.device), answer.fingerprint
+        notes += [note for note in answer.notes if note not in notes]
+    _refuse_unsupported(jobs)
+    _merge_same(jobs)
+    for job in jobs:
+        if job.status == "waiting" and not job.asked.check:
+            status = folders.finished(job.folder, job.asked.rerun, job.fingerprint)
+            job.status, job.before = status or job.status, status is not None
+    return notes
+
+
+def _refuse_unsupported(jobs: list[Job]) -> None:
+    refused = [job for job in jobs if job.status == "unsupported"]
+    strict = [job for job in refused if job.asked.on_unsupported is OnUnsupported.stop]
+    if strict:
+        reasons = " ".join(dict.fromkeys(job.reason for job in strict))
+        raise InputError(f"{reasons} on_unsupported=skip runs the others.")
+
+
+def _merge_same(jobs: list[Job]) -> None:
+    first: dict[Path, Job] = {}
+    for job in [job for job in jobs if job.status == "waiting"]:
+        other = first.setdefault(job.folder, job)
+        if other is job:
+            continue
+        if other.asked != job.asked:
+            raise InputError(
+                f"{other.title} and {job.title} are one and the same run: what differs between the jobs of a sweep "
+                "must be part of a run's identity. Run them in two sweeps of different name=..."
+            )
+        job.status, job.reason = "same", f"the same run as {other.title}"  # precision=auto beside what it chose
+
+
+def in_turn(jobs: Iterable[Job]) -> list[Job]:
+    """The jobs in the order they run: all arms of one experiment and seed, then of the next, rotated."""
+    blocks: dict[tuple[str, int, str], list[Job]] = {}
+    for job in jobs:
+        key = (identity.experiment_signature(job.asked), job.asked.seed, job.asked.device.type.name)
+        blocks.setdefault(key, []).append(job)
+    order = []
+    for turn, block in enumerate(blocks.values()):
+        start = turn % len(block)
+        order += block[start:] + block[:start]
+    return order

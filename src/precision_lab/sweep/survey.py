@@ -1,0 +1,77 @@
+"""What this machine can do, asked in a process of its own: the one that leads a sweep never loads torch."""
+
+import pickle
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from typing import Any
+
+from precision_lab.config import Config, PrecisionConfig
+from precision_lab.errors import InputError
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the machine says to one job: its resolved arm and device, or why it refuses."""
+
+    refused: str = ""
+    precision: PrecisionConfig | None = None
+    device: str = ""
+    gpus: tuple[int, ...] = ()  # for a job on CUDA: the devices that are of the first one's model
+    fingerprint: dict[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+def survey(jobs: list[Config]) -> list[Answer]:
+    """An answer for each job. Jobs that ask the same of the machine are asked for once."""
+    wanted = [(asked.device, asked.precision) for asked in jobs]
+    distinct = [asked for number, asked in enumerate(jobs) if wanted.index(wanted[number]) == number]
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-c", f"from {__name__} import main; main()"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    out, err = process.communicate(pickle.dumps(distinct))
+    if process.returncode:
+        last = (err.decode(errors="replace").strip().splitlines() or ["no word of why"])[-1]
+        raise InputError(f"torch could not tell what this machine can do (exit code {process.returncode}): {last}")
+    answers = pickle.loads(out)
+    known = {wanted.index((asked.device, asked.precision)): answer for asked, answer in zip(distinct, answers, strict=True)}
+    return [known[wanted.index(want)] for want in wanted]
+
+
+def _answer(asked: Config, threads: int) -> Answer:
+    import torch
+
+    from precision_lab import hardware
+    from precision_lab.assemble import resolve
+
+    torch.set_num_threads(threads)  # an earlier question may have set its own
+    try:
+        resolved = resolve(asked)
+    except InputError as error:
+        return Answer(refused=str(error))
+    gpus: tuple[int, ...] = ()
+    if resolved.device.type == "cuda":
+        names = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
+        gpus = tuple(number for number, name in enumerate(names) if name == names[0])
+    return Answer(
+        precision=resolved.asked.precision,
+        device=resolved.device.type,
+        gpus=gpus,
+        fingerprint=hardware.fingerprint(resolved.device),
+        notes=tuple(resolved.notes),
+    )
+
+
+def main() -> None:
+    """The process asked: configs come in at stdin, answers go out at stdout."""
+    out = sys.stdout.buffer
+    sys.stdout = sys.stderr  # whatever an import prints is no part of the answer
+    jobs = pickle.load(sys.stdin.buffer)
+    import torch
+
+    threads = torch.get_num_threads()
+    out.write(pickle.dumps([_answer(asked, threads) for asked in jobs]))
+    out.flush()
