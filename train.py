@@ -14,6 +14,7 @@ from precision_lab.entry import exit_code, refuse  # noqa: E402
 from precision_lab.errors import Ended, InputError  # noqa: E402
 from precision_lab.wording import word  # noqa: E402
 
+
 @hydra.main(version_base="1.3", config_path="conf", config_name="config")
 def main(composed) -> None:
     """One run; in a sweep (-m) the function that a launcher other than `isolated` calls for each job."""
@@ -39,5 +40,7 @@ if __name__ == "__main__":
         sys.exit(end.code)
     except InputError as error:  # a sweep's, before its first job
         sys.exit(refuse(error))
+    except KeyboardInterrupt:
+        sys.exit(130)
     except config.COMPOSITION_ERRORS as error:
         sys.exit(refuse(word(error, sys.argv[1:], config.Config, config.CONF)))

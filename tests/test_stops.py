@@ -3,11 +3,15 @@
 import contextlib
 import os
 import signal
+import threading
+import time
 
 import pytest
 
+from precision_lab import stops as stops_module
 from precision_lab.errors import InputError
-from precision_lab.run import Terminated, _Stops, _task_metrics
+from precision_lab.run import _task_metrics
+from precision_lab.stops import Stops, Terminated, stop_with
 
 
 def send(number):
@@ -18,19 +22,41 @@ def send(number):
 def test_a_signal_waits_for_the_folder_and_then_raises(name, word):
     number = getattr(signal, name)
     before = signal.getsignal(number)
-    with _Stops() as stops:
+    with Stops() as stops:
         send(number)  # while the folder is made
         with pytest.raises(Terminated, match=f"^{word}$"):
             stops.release()
-        with pytest.raises(Terminated, match=f"^{word}$"):
-            send(number)
         stops.hold()
         send(number)  # while the result is written
     assert signal.getsignal(number) is before
 
 
+@pytest.mark.parametrize(("name", "word"), [("SIGINT", "Ctrl-C"), ("SIGTERM", "SIGTERM"), ("SIGHUP", "SIGHUP")])
+def test_a_signal_raises_at_once_and_a_second_one_does_not(name, word):
+    with Stops() as stops:
+        stops.release()
+        with pytest.raises(Terminated, match=f"^{word}$"):
+            send(getattr(signal, name))
+        send(signal.SIGINT)  # while the first one is on its way
+        with pytest.raises(Terminated, match=f"^{word}$"):
+            stops.check()
+
+
+def test_the_end_of_the_one_who_started_it_stops_a_run(monkeypatch):
+    monkeypatch.setattr(stops_module, "_orphaned", threading.Event())
+    end, held = os.pipe()
+    with Stops() as stops:
+        stops.release()
+        stop_with(end)
+        os.write(held, b"any")  # is no end
+        threading.Timer(0.05, os.close, [held]).start()
+        with pytest.raises(Terminated, match=r"^the sweep that started it is gone$"):
+            time.sleep(5)
+    os.close(end)
+
+
 def test_a_signal_that_was_swallowed_is_raised_at_the_next_log_point():
-    with _Stops() as stops:
+    with Stops() as stops:
         stops.release()
         with contextlib.suppress(BaseException):  # as a finaliser or a hook at a fork would
             send(signal.SIGTERM)
@@ -41,7 +67,7 @@ def test_a_signal_that_was_swallowed_is_raised_at_the_next_log_point():
 def test_what_nohup_ignores_stays_ignored():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with _Stops() as stops:
+        with Stops() as stops:
             stops.release()
             send(signal.SIGHUP)
             assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN

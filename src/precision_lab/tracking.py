@@ -4,6 +4,7 @@ The only module that imports wandb, and only when it is not disabled. Any failur
 from then on the mirror is `degraded` and silent. The local files are complete without it.
 """
 
+import contextlib
 import hashlib
 import logging
 import os
@@ -90,10 +91,8 @@ class Mirror:
     def _degrade(self, what: str, error: BaseException) -> None:
         self.state = "degraded"
         self._leave()
-        try:  # else W&B waits for its server when the process ends
+        with contextlib.suppress(Exception, SystemExit):  # else W&B waits for its server when the process ends
             _Worker().do(_teardown, PATIENCE["teardown"])
-        except (Exception, SystemExit):
-            pass
         text = str(error).strip().split("\n")[0].replace("<no message>", "refused by the server")
         if isinstance(error, TimeoutError):
             text = f"no answer to {what} in {PATIENCE[what]} s"

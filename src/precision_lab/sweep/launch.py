@@ -13,8 +13,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from precision_lab import folders
-from precision_lab.config import ROOT, OnError
-from precision_lab.errors import InputError
+from precision_lab.config import ROOT, OnError, Rerun
 from precision_lab.sweep.child import Order
 from precision_lab.sweep.plan import Job
 from precision_lab.sweep.view import View
@@ -127,13 +126,15 @@ class _Running:
 
     def _judge(self, code: int) -> None:
         job, told = self.job, folders.read_json(self.job.folder / "status.json")
+        status, reason = told.get("status"), told.get("reason") or ""
         own = told.get("pid") == self.process.pid and told.get("updated", 0) >= self.began
-        if own and told["status"] != "running":
-            job.status, job.reason = told["status"], told.get("reason") or ""
+        left_alone = code == 0 or (code == 1 and status == "failed" and job.asked.rerun is Rerun.never)
+        if own and status != "running":
+            job.status, job.reason = status, reason
         elif code == 0 and job.asked.check:
             job.status = "checked"
-        elif code == 0 and not own:  # two sweeps share their jobs
-            job.status, job.before = ("elsewhere", False) if told.get("status") == "running" else (told["status"], True)
+        elif status and not own and left_alone:  # two sweeps share their jobs
+            job.status, job.reason, job.before = "elsewhere" if status == "running" else status, reason, True
         elif code in (130, 143, -signal.SIGINT, -signal.SIGTERM, -signal.SIGHUP):
             job.status = "interrupted"
         else:
@@ -160,12 +161,3 @@ def _signals() -> Iterator[list[int]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def prepare_folder(jobs: list[Job]) -> None:
-    """InputError where the sweep could write nothing."""
-    for folder in {job.folder.parent for job in jobs if job.status == "waiting"}:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise InputError(f"The folder {folder} cannot be made ({error.strerror}); set paths.outputs.") from error

@@ -4,10 +4,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from precision_lab.config import ROOT, Config
+from precision_lab.errors import InputError
 from precision_lab.folders import sweep_folder
 from precision_lab.identity import as_values
 from precision_lab.recorder import secrets_in
-from precision_lab.sweep.launch import prepare_folder, run_jobs, slots
+from precision_lab.sweep.launch import run_jobs, slots
 from precision_lab.sweep.plan import Job, in_turn, settle, titles
 from precision_lab.sweep.survey import survey
 from precision_lab.sweep.view import View
@@ -27,11 +28,12 @@ def lead(composed: list[tuple[Config, list[str]]], write_command: Callable[[list
     secrets = [secret for job in jobs for secret in secrets_in({}, as_values(job.asked))]
     places = slots(next((answer.gpus for answer in answers if answer.gpus), ()))
     if not jobs[0].asked.check:
-        prepare_folder(jobs)
-        write_command(secrets)
+        try:
+            write_command(secrets)
+        except OSError as error:
+            raise InputError(f"{error.filename} cannot be written ({error.strerror}); set paths.outputs.") from error
     view = View(jobs, secrets, len(places))
-    for note in notes:
-        view.say(note)
+    view.begin(notes)
     with view:
         code = run_jobs(jobs, places, view)
     view.summary()
@@ -39,7 +41,9 @@ def lead(composed: list[tuple[Config, list[str]]], write_command: Callable[[list
     if left:
         view.say(f"{len(left)} of {len(jobs)} jobs are left; the same command runs them.")
     if not jobs[0].asked.check:
-        view.say(f"compare: python scripts/compare.py {' '.join(map(_short, sorted({sweep_folder(j.asked) for j in jobs})))}")
+        view.say(
+            f"compare: python scripts/compare.py {' '.join(map(_short, sorted({sweep_folder(j.asked) for j in jobs})))}"
+        )
     return code
 
 

@@ -33,7 +33,9 @@ class Job:
 def titles(overrides: list[list[str]]) -> list[str]:
     """For each job the overrides that not all jobs share; all of its overrides where nothing differs."""
     shared = set.intersection(*map(set, overrides)) if len(overrides) > 1 else set()
-    return [" ".join(word for word in words if word not in shared) or " ".join(words) or "defaults" for words in overrides]
+    return [
+        " ".join(word for word in words if word not in shared) or " ".join(words) or "defaults" for words in overrides
+    ]
 
 
 def settle(jobs: list[Job], answers: list[Answer]) -> list[str]:
@@ -55,7 +57,9 @@ def settle(jobs: list[Job], answers: list[Answer]) -> list[str]:
     for job in jobs:
         if job.status == "waiting" and not job.asked.check:
             status = folders.finished(job.folder, job.asked.rerun, job.fingerprint)
-            job.status, job.before = status or job.status, status is not None
+            if status:
+                job.status, job.before = status, True
+                job.reason = folders.read_json(job.folder / "status.json").get("reason") or ""
     return notes
 
 
@@ -82,13 +86,20 @@ def _merge_same(jobs: list[Job]) -> None:
 
 
 def in_turn(jobs: Iterable[Job]) -> list[Job]:
-    """The jobs in the order they run: all arms of one experiment and seed, then of the next, rotated."""
+    """The jobs in the order they run: all arms of one experiment and seed, then of the next, rotated.
+
+    Those that will never run stand at the end.
+    """
     blocks: dict[tuple[str, int, str], list[Job]] = {}
+    idle = []
     for job in jobs:
-        key = (identity.experiment_signature(job.asked), job.asked.seed, job.asked.device.type.name)
-        blocks.setdefault(key, []).append(job)
+        if job.status in ("unsupported", "same"):
+            idle.append(job)
+        else:
+            key = (identity.experiment_signature(job.asked), job.asked.seed, job.asked.device.type.name)
+            blocks.setdefault(key, []).append(job)
     order = []
     for turn, block in enumerate(blocks.values()):
         start = turn % len(block)
         order += block[start:] + block[:start]
-    return order
+    return order + idle

@@ -37,7 +37,9 @@ def survey(jobs: list[Config]) -> list[Answer]:
         last = (err.decode(errors="replace").strip().splitlines() or ["no word of why"])[-1]
         raise InputError(f"torch could not tell what this machine can do (exit code {process.returncode}): {last}")
     answers = pickle.loads(out)
-    known = {wanted.index((asked.device, asked.precision)): answer for asked, answer in zip(distinct, answers, strict=True)}
+    known = {
+        wanted.index((asked.device, asked.precision)): answer for asked, answer in zip(distinct, answers, strict=True)
+    }
     return [known[wanted.index(want)] for want in wanted]
 
 

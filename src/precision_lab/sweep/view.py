@@ -16,82 +16,106 @@ from precision_lab.recorder import redact, secrets_in
 from precision_lab.sweep.plan import Job
 
 REFRESH_S = 1.0
-COLOURS = {"completed": "green", "running": "cyan", "failed": "red", "diverged": "yellow", "out_of_memory": "yellow"}
 TAIL_BYTES = 4096
+COLOURS = {"completed": "green", "running": "cyan", "failed": "red", "diverged": "yellow", "out_of_memory": "yellow"}
+COLUMNS = {"step": "step", "step_ms": "ms/step", "train_loss": "train loss", "val_loss": "val loss", "time": "time"}
 
 
 class View:
-    """Shows the jobs as they are. `secrets` are kept off the terminal."""
+    """Shows the jobs as they are. `secrets` are kept off the terminal; `places` is how many jobs run at a time."""
 
     def __init__(self, jobs: list[Job], secrets: list[str], places: int = 1, console: Console | None = None):
-        self.jobs, self.secrets, self.places = jobs, secrets + secrets_in(os.environ), places
-        self.console = console or Console(highlight=False, soft_wrap=False)
-        self.live = Live(console=self.console, auto_refresh=False, transient=True) if self.console.is_terminal else None
+        self.jobs, self.places = jobs, places
+        self._secrets = secrets + secrets_in(os.environ)
+        self._console = console or Console(highlight=False)
+        terminal = self._console.is_terminal
+        self._live = Live(console=self._console, auto_refresh=False, transient=True) if terminal else None
         self._shown = 0.0
+        self._told: list[Job] = []  # whose reason needs no second telling
 
     def __enter__(self) -> "View":
-        if self.live:
-            self.live.start()
+        if self._live:
+            self._live.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self.live:
-            self.live.stop()
+        if self._live:
+            self._live.stop()
 
     def say(self, line: str) -> None:
         """Print a line, above the table where there is one."""
-        self.console.print(Text(redact(line, self.secrets)), soft_wrap=True)
+        self._console.print(self._clean(line), soft_wrap=True)
+
+    def begin(self, notes: list[str]) -> None:
+        """What is known before the first job: about the machine, and which jobs will not run for what reason."""
+        for note in notes:
+            self.say(note)
+        idle = [job for job in self.jobs if job.status in ("unsupported", "same")]
+        for reason in dict.fromkeys(job.reason for job in idle):
+            titles = [job.title for job in idle if job.reason == reason]
+            self.say(f"skipped: {', '.join(titles)} ({reason})")
+        self._told += idle
 
     def update(self) -> None:
         """Draw the live table anew, at most once a second."""
-        if self.live and time.monotonic() - self._shown >= REFRESH_S:
+        if self._live and time.monotonic() - self._shown >= REFRESH_S:
             self._shown = time.monotonic()
-            self.live.update(self.table(self._window()), refresh=True)
+            self._live.update(self._table(self._window()), refresh=True)
 
     def ended(self, job: Job) -> None:
         """A line for a job that has ended: a failed one's always, the others' where no table tells."""
-        if job.status in ("failed", "interrupted") or not self.live:
+        if job.status in ("failed", "interrupted") or not self._live:
             done = sum(one.status not in ("waiting", "running") for one in self.jobs)
             self.say(f"[{done}/{len(self.jobs)}] {job.title}: {sentence(job)}")
+            self._told.append(job)
         self._shown = 0.0
 
     def summary(self) -> None:
-        """The table of all jobs, and a line for each that has no result."""
-        self.console.print(self.table(self.jobs))
+        """The table of all jobs, why one has no result, and what is left."""
+        self._console.print()
+        self._console.print(self._table(self.jobs))
         for job in self.jobs:
-            if job.reason:
+            if job.reason and job not in self._told:
                 self.say(f"{job.title}: {sentence(job)}")
         before = sum(job.before for job in self.jobs)
         if before:
             self.say(f"{before} of {len(self.jobs)} jobs had been run before and were left as they are.")
+        left = sum(job.status in ("not run", "interrupted") for job in self.jobs)
+        if left:
+            self.say(f"{left} of {len(self.jobs)} jobs are left; the same command runs them.")
+        if any(job.status == "failed" for job in self.jobs):
+            self.say("The same command with rerun=failed runs the failed ones again.")
 
-    def table(self, jobs: list[Job]) -> Table:
-        """A row a job; its caption counts all jobs and says how long the rest will take."""
-        table = Table(box=None, pad_edge=False, header_style="bold", caption_justify="left")
-        table.caption = self._caption()
+    def _clean(self, text: str) -> Text:
+        return Text(redact(text, self._secrets))
+
+    def _table(self, jobs: list[Job]) -> Table:
+        table = Table(box=None, pad_edge=False, header_style="bold", caption_justify="left", caption=self._caption())
         table.add_column("job", overflow="fold")
         table.add_column("status", no_wrap=True)
-        for name in ("step", "ms/step", "train loss", "val loss", "time"):
+        for name in COLUMNS.values():
             table.add_column(name, justify="right", no_wrap=True)
         for job in jobs:
-            table.add_row(redact(job.title, self.secrets), Text(_word(job), COLOURS.get(job.status, "")), *_cells(job))
+            known = figures(job)
+            cells = [known.get(key, "-") for key in COLUMNS]
+            table.add_row(self._clean(job.title), Text(_word(job), COLOURS.get(job.status, "")), *cells)
         return table
 
     def _window(self) -> list[Job]:
-        room = max(3, self.console.height - 6)
-        if len(self.jobs) <= room:
-            return self.jobs
+        """As many jobs as the terminal has room for, around the one that runs."""
+        room = max(3, self._console.height - 6)
         now = next((n for n, job in enumerate(self.jobs) if job.status in ("running", "waiting")), len(self.jobs))
-        start = min(max(0, now - room // 2), len(self.jobs) - room)
+        start = max(0, min(now - room // 2, len(self.jobs) - room))
         return self.jobs[start : start + room]
 
     def _caption(self) -> str:
         counts: dict[str, int] = {}
         for job in self.jobs:
             counts[job.status] = counts.get(job.status, 0) + 1
-        text = ", ".join(f"{number} {status}" for status, number in counts.items())
         left = self._seconds_left()
-        return text + (f"; about {clock(left)} left" if left else "")
+        return ", ".join(f"{n} {status}" for status, n in counts.items()) + (
+            f"; about {clock(left)} left" if left else ""
+        )
 
     def _seconds_left(self) -> float | None:
         took = [job.seconds for job in self.jobs if job.seconds and job.status not in ("running", "waiting")]
@@ -99,40 +123,39 @@ class View:
             return None
         one = statistics.median(took)
         running = sum(max(0.0, one - (job.seconds or 0.0)) for job in self.jobs if job.status == "running")
-        waiting = sum(job.status == "waiting" for job in self.jobs) * one
-        return (running + waiting) / self.places or None
+        return (running + one * sum(job.status == "waiting" for job in self.jobs)) / self.places
 
 
 def sentence(job: Job) -> str:
-    """How a job stands, in words."""
-    if job.status in ("failed", "interrupted", "diverged", "out_of_memory"):
-        where = f"; see {job.folder / folders.LOG}" if job.status == "failed" else ""
-        return f"{job.status}{f' ({job.reason}{where})' if job.reason else ''}"
+    """How a job stands, in words: `completed: step 60, 1.42 ms a step, val loss 0.1143, 6 s`."""
+    log = f"; see {job.folder / folders.LOG}" if job.status == "failed" else ""
     if job.reason:
-        return f"{job.status}: {job.reason}"
-    step, step_ms, _, loss, took = _cells(job)
-    figures = [f"step {step}", f"{step_ms} ms a step", f"val loss {loss}", took]
-    return f"{_word(job)}, " + ", ".join(text for text in figures if "-" not in text.split()[-1:] and text != "-")
+        return f"{_word(job)} ({job.reason}{log})"
+    known = figures(job)
+    words = {"step": "step {}", "step_ms": "{} ms a step", "val_loss": "val loss {}", "time": "{}"}
+    told = [template.format(known[key]) for key, template in words.items() if key in known]
+    return ": ".join([_word(job), ", ".join(told)] if told else [_word(job)])
 
 
 def _word(job: Job) -> str:
     return f"{job.status}, before" if job.before else job.status
 
 
-def _cells(job: Job) -> tuple[str, str, str, str, str]:
-    """Step, ms a step, training loss, validation loss in float32, and the time taken (running: the time left)."""
+def figures(job: Job) -> dict[str, str]:
+    """What is known of a job, by the keys of COLUMNS; `val_loss` in float32, `time` taken, or left while it runs."""
     if job.status in ("waiting", "unsupported", "same", "not run", "checked", "elsewhere"):
-        return "-", "-", "-", "-", "-"
-    figures = _progress(job) if job.status == "running" else _result(job)
-    step, total = figures.get("step"), figures.get("total_steps")
-    shown = "-" if step is None else f"{step}/{total}" if total else str(step)
-    time_s = job.seconds
-    if job.status == "running":
-        time_s = _left(figures)
-    numbers = [figures.get(key) for key in ("step_ms", "train_loss", "val_loss")]
-    texts = ["-" if number is None else f"{number:.4g}" for number in numbers]
-    took = "-" if time_s is None else f"{clock(time_s)} left" if job.status == "running" else clock(time_s)
-    return shown, *texts, took
+        return {}
+    running = job.status == "running"
+    values = _progress(job) if running else _result(job)
+    step, total, seconds = (values.pop(key, None) for key in ("step", "total_steps", "time_s"))
+    known = {key: f"{value:.4g}" for key, value in values.items() if value is not None}
+    if step is not None:
+        known["step"] = f"{step}/{total}" if running and total else str(step)
+    if running and step and total and seconds:
+        known["time"] = f"{clock(seconds / step * (total - step))} left"
+    elif not running and job.seconds:
+        known["time"] = clock(job.seconds)
+    return known
 
 
 def _result(job: Job) -> dict[str, Any]:
@@ -154,20 +177,14 @@ def _progress(job: Job) -> dict[str, Any]:
             line = json.loads(file.read().splitlines()[-1])
     except (OSError, ValueError, IndexError):  # none yet, or half of one
         line = {}
-    told = folders.read_json(job.folder / "status.json")
     return {
         "step": line.get("train/step"),
-        "total_steps": told.get("total_steps"),
-        "seconds": line.get("time_s"),
+        "total_steps": folders.read_json(job.folder / "status.json").get("total_steps"),
+        "time_s": line.get("time_s"),
         "step_ms": line.get("perf/step_ms_p50"),
         "train_loss": line.get("train/loss"),
         "val_loss": line.get("val/loss_fp32"),
     }
-
-
-def _left(figures: dict[str, Any]) -> float | None:
-    step, total, seconds = (figures.get(key) for key in ("step", "total_steps", "seconds"))
-    return seconds / step * (total - step) if step and total and seconds else None
 
 
 def clock(seconds: float) -> str:
