@@ -18,16 +18,19 @@ from precision_lab.wording import word  # noqa: E402
 @hydra.main(version_base="1.3", config_path="conf", config_name="config")
 def main(composed) -> None:
     """One run; in a sweep (-m) the function that a launcher other than `isolated` calls for each job."""
-    code = exit_code(lambda: train(composed, HydraConfig.get()))
-    if code:
+    sweep = HydraConfig.get().mode is RunMode.MULTIRUN
+    code = exit_code(lambda: train(composed, HydraConfig.get().runtime.choices.get("experiment"), sweep))
+    if not sweep:
+        sys.exit(code)
+    if code:  # for Hydra to go on with the other jobs
         raise Ended(code)
 
 
-def train(composed, hydra_config) -> int:
-    asked = config.typed(composed, hydra_config.runtime.choices.get("experiment"))
+def train(composed, experiment, sweep) -> int:
+    asked = config.typed(composed, experiment)
     from precision_lab.run import run  # torch comes in here: wrong input is answered before
 
-    return run(asked, sweep=hydra_config.mode is RunMode.MULTIRUN)
+    return run(asked, sweep)
 
 
 if __name__ == "__main__":

@@ -11,9 +11,11 @@ from precision_lab.config import ROOT
 SRC = ROOT / "src" / "precision_lab"
 FILES = sorted(SRC.rglob("*.py"))
 ALL_FILES = [*FILES, ROOT / "train.py", *sorted((ROOT / "scripts").glob("*.py"))]
+ALL_FILES += sorted((ROOT / "src" / "hydra_plugins").glob("*.py"))
 
 # What must answer before torch is loaded, or in a process without it.
-TORCH_FREE = ["config", "errors", "wording", "identity", "targets", "recorder", "tracking", "terminal"]
+TORCH_FREE = ["config", "open_sets", "errors", "wording", "identity", "targets", "recorder", "tracking", "terminal"]
+TORCH_FREE += ["folders", "stops", "sweep.plan", "sweep.view"]
 MAY_IMPORT = {
     "wandb": {"tracking"},
     "hydra": {"config", "targets"},
@@ -21,12 +23,27 @@ MAY_IMPORT = {
 }
 # The one way that imports run: a module may import from those further right, never from those further left.
 LAYERS = [
+    {"sweep"},
+    {"entry"},
     {"run", "inspection"},
     {"assemble"},
     {"trainer"},
-    {"precision", "task", "meter", "recorder", "probe", "batches", "optim", "tracking", "terminal", "environment"},
+    {
+        "precision",
+        "task",
+        "meter",
+        "recorder",
+        "probe",
+        "batches",
+        "optim",
+        "tracking",
+        "terminal",
+        "environment",
+        "folders",
+        "stops",
+    },
     {"models", "datasets", "hardware", "hashing", "seeds", "identity", "targets"},
-    {"config", "wording", "errors"},
+    {"config", "open_sets", "wording", "errors"},
 ]
 BANNED_NAMES = ("util", "utils", "manager", "helpers", "common", "misc", "engine")
 LINES_OF_A_FILE, LINES_OF_A_FUNCTION, DEPTH = 410, 60, 4
@@ -128,6 +145,16 @@ def test_wandb_is_imported_only_when_it_is_wanted():
 @pytest.mark.parametrize("path", ALL_FILES[len(FILES) :], ids=lambda path: path.name)
 def test_a_script_does_not_import_wandb(path):
     assert "wandb" not in packages(path)
+
+
+def test_what_leads_a_sweep_loads_no_torch():
+    """One process asks the machine, one runs each job: in both torch comes in when it is called."""
+    loaded = set().union(*(reachable(name, whole=False) for name in MODULES if name.startswith("sweep.")))
+    assert {
+        name for name in loaded if packages(MODULES[name], whole=False) & {"torch", "torchvision", "wandb"}
+    } == set()
+    plugin = ROOT / "src" / "hydra_plugins" / "precision_lab_sweeps.py"
+    assert internal(plugin, whole=False) == set()  # Hydra imports it at every start
 
 
 def test_the_entrypoint_loads_no_torch():

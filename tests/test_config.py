@@ -16,7 +16,7 @@ from hydra import initialize_config_dir
 from hydra.utils import get_object
 from omegaconf import MISSING, OmegaConf
 
-from precision_lab import config, hardware
+from precision_lab import config, hardware, open_sets
 from precision_lab.batches import TrainBatches, place_on
 from precision_lab.config import CONF, Config, DeviceConfig, Dtype, Float32Mode, compose, load_precision
 from precision_lab.errors import InputError
@@ -146,7 +146,7 @@ def test_every_key_has_a_value_in_yaml():
         assert set(stated(f"{group}/{base}.yaml")) == names, group
 
 
-@pytest.mark.parametrize(("group", "choice"), [c for c in CHOICES if c[0] in config.OPEN_SETS and c[1] != "custom"])
+@pytest.mark.parametrize(("group", "choice"), [c for c in CHOICES if c[0] in open_sets.NAMES and c[1] != "custom"])
 def test_every_argument_of_our_own_targets_stands_in_yaml(group, choice):
     node = getattr(config.typed(composed(f"{group}={choice}", *NEEDS.get((group, choice), []))), group)
     if not node["_target_"].startswith("precision_lab."):

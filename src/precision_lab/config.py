@@ -22,15 +22,13 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from precision_lab.errors import InputError
+from precision_lab import open_sets
+from precision_lab.errors import InputError, require
 from precision_lab.wording import unknown_key, word
 
 ROOT = Path(__file__).resolve().parents[2]
 CONF = ROOT / "conf"
 NOT_IDENTITY = {"identity": False}
-OPEN_SETS = ("model", "dataset", "task", "optimizer", "scheduler")
-# What model and dataset can tell each other: a null on one side is filled in from the other.
-SHARED_FACTS = ("num_classes", "channels", "image_size", "vocab_size", "context")
 
 
 class Dtype(Enum):
@@ -71,11 +69,6 @@ OnUnsupported = Enum("OnUnsupported", ["stop", "skip"])
 Rerun = Enum("Rerun", ["never", "failed", "all"])
 
 
-def _require(condition: bool, sentence: str) -> None:
-    if not condition:
-        raise InputError(sentence)
-
-
 def _at_least(key: str, value: float | None, minimum: float) -> None:
     # `not >=` rather than `<`, so that NaN is refused too
     if value is not None and not value >= minimum:
@@ -100,30 +93,30 @@ class PrecisionConfig:
 
     def __post_init__(self) -> None:
         low_params = self.param_dtype is not Dtype.float32
-        _require(
+        require(
             self.param_dtype is not Dtype.float16,
             "precision.param_dtype=float16 is not supported: AdamW's eps is 0 in float16 and its gradients cannot "
             "be unscaled; use float32 parameters with precision.autocast_dtype=float16.",
         )
-        _require(
+        require(
             self.autocast_dtype is not Dtype.float32,
             "precision.autocast_dtype=float32 does nothing; use null for no autocast, bfloat16 or float16.",
         )
-        _require(
+        require(
             not self.grad_scaling or self.autocast_dtype is Dtype.float16,
             "precision.grad_scaling=true needs precision.autocast_dtype=float16: "
             f"{self.name} does not have float16's narrow range, so there is nothing to scale.",
         )
-        _require(
+        require(
             not (low_params and self.autocast_dtype),
             f"precision.param_dtype={self.param_dtype.name} and precision.autocast_dtype cannot be combined: "
             "autocast needs float32 parameters.",
         )
-        _require(
+        require(
             not self.fp32_modules or self.autocast_dtype is not None,
             "precision.fp32_modules keeps modules out of autocast, and precision.autocast_dtype is null.",
         )
-        _require(
+        require(
             math.isfinite(self.init_scale) and self.init_scale >= self.min_scale > 0,
             f"precision.init_scale={self.init_scale} and precision.min_scale={self.min_scale} must be finite, "
             "above 0, and the first not below the second.",
@@ -144,7 +137,7 @@ class DeviceConfig:
     def __post_init__(self) -> None:
         _at_least("device.threads", self.threads, 1)
         cores = os.cpu_count() or 1
-        _require(
+        require(
             self.threads is None or self.threads <= cores,
             f"device.threads={self.threads} is more than this machine's {cores} cores.",
         )
@@ -164,7 +157,7 @@ class TrainerConfig:
     workers: int = field(default=MISSING, metadata=NOT_IDENTITY)
 
     def __post_init__(self) -> None:
-        _require(
+        require(
             (self.steps is None) != (self.epochs is None),
             "Exactly one of trainer.steps and trainer.epochs must be set; "
             "for epochs write trainer.steps=null trainer.epochs=1.",
@@ -172,7 +165,7 @@ class TrainerConfig:
         for name in ("steps", "epochs", "batch_size", "accumulation", "log_every", "eval_every"):
             _at_least(f"trainer.{name}", getattr(self, name), 1)
         _at_least("trainer.workers", self.workers, 0)
-        _require(
+        require(
             self.grad_clip is None or self.grad_clip > 0,
             f"trainer.grad_clip={self.grad_clip} must be above 0, or null for no clipping.",
         )
@@ -239,99 +232,14 @@ class Config:
 
     def __post_init__(self) -> None:
         # torch.Generator takes a wider range, numpy's legacy seeding only this one
-        _require(0 <= self.seed < 2**32, f"seed={self.seed} is out of range; it must be from 0 to 4294967295.")
-        for group in OPEN_SETS:
-            _check_target(group, getattr(self, group))
-        _check_optimizer(self.optimizer)
-        _check_kinds(self.model, self.dataset, self.task)
-        _check_sizes(self.model, self.dataset)
-        _check_files(self.dataset)
+        require(0 <= self.seed < 2**32, f"seed={self.seed} is out of range; it must be from 0 to 4294967295.")
+        open_sets.check({group: getattr(self, group) for group in open_sets.NAMES})
         stated = load_precision(self.precision.name)
         if self.precision.name == "auto":
-            _require(
+            require(
                 self.precision == stated,
                 "precision=auto takes no further precision settings; name the precision to change one.",
             )
-
-
-def _check_target(group: str, node: dict[str, Any]) -> None:
-    target = node.get("_target_")
-    _require(
-        isinstance(target, str) and re.fullmatch(r"\w+(\.\w+)+", target) is not None,
-        f"{group}._target_={target} does not name a class or function; "
-        f"write {group}=custom {group}._target_=module.Name.",
-    )
-    kind = node.get("kind")
-    _require(
-        kind in (None, "images", "tokens"),
-        f"{group}.kind={kind} is unknown; valid are images, tokens and null (not checked).",
-    )
-
-
-def _check_optimizer(optimizer: dict[str, Any]) -> None:
-    for key in ("lr", "weight_decay", "momentum", "eps"):
-        value = optimizer.get(key, 0.0 if key != "lr" else None)
-        number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-        if key != "lr" and not isinstance(value, int | float | str):
-            continue  # an optimizer of the user's may take a pair or nothing there
-        _require(
-            number and (value > 0 if key == "lr" else value >= 0),
-            f"optimizer.{key}={value} must be a finite number {'above' if key == 'lr' else 'not below'} 0.",
-        )
-
-
-def _check_kinds(model: dict[str, Any], dataset: dict[str, Any], task: dict[str, Any]) -> None:
-    parts = {"model": model, "dataset": dataset, "task": task}
-    kinds = {group: node["kind"] for group, node in parts.items() if node.get("kind")}
-    if len(set(kinds.values())) > 1:
-        stated = ", ".join(f"{group}={label(parts[group])} works on {kind}" for group, kind in kinds.items())
-        raise InputError(f"These do not fit together: {stated}. Choose all of one kind.")
-
-
-def _check_sizes(model: dict[str, Any], dataset: dict[str, Any]) -> None:
-    for key in SHARED_FACTS:
-        wanted, given = model.get(key), dataset.get(key)
-        _require(
-            wanted is None or given is None or wanted == given,
-            f"model.{key}={wanted} and dataset.{key}={given} differ; set one of them to null to follow the other.",
-        )
-
-
-# What torchvision unpacks below `root`, so that missing files are told without importing it.
-TORCHVISION_FILES = {
-    "MNIST": "MNIST/raw/train-images-idx3-ubyte",
-    "FashionMNIST": "FashionMNIST/raw/train-images-idx3-ubyte",
-    "CIFAR10": "cifar-10-batches-py/data_batch_1",
-    "CIFAR100": "cifar-100-python/train",
-}
-
-
-def _check_files(dataset: dict[str, Any]) -> None:
-    target = dataset["_target_"]
-    if target == "precision_lab.datasets.torchvision_dataset":
-        name, root = dataset.get("name"), dataset.get("root")
-        _require(
-            name in TORCHVISION_FILES,
-            f"dataset.name={name} is unknown; valid are {', '.join(TORCHVISION_FILES)}.",
-        )
-        _require(
-            bool(dataset.get("download")) or (Path(str(root)) / TORCHVISION_FILES[name]).exists(),
-            f"{name} is not in dataset.root={root}; add dataset.download=true, or point dataset.root to it.",
-        )
-    elif target == "precision_lab.datasets.image_folder":
-        root = dataset.get("root")
-        _require(
-            root is not None and Path(root).is_dir(),
-            f"dataset.root={root} is not a folder; it must hold one folder of images a class.",
-        )
-    elif target == "precision_lab.datasets.text_file":
-        path = dataset.get("path")
-        _require(path is not None and Path(path).is_file(), f"dataset.path={path} is not a file; name a text file.")
-
-
-def label(node: dict[str, Any]) -> str:
-    """Short name of an open set's choice for file names: its `name`, else the last part of `_target_`."""
-    return str(node.get("name") or node["_target_"].rsplit(".", 1)[-1]).lower()
 
 
 # What Hydra raises where the input cannot be composed; ValueError for a group that is given a non-name.
@@ -405,7 +313,7 @@ def load_precision(name: str) -> PrecisionConfig:
 
 def _stated_precision(name: str) -> DictConfig:
     path = CONF / "precision" / f"{name}.yaml"
-    _require(path.is_file(), f"precision.name={name} has no file {path.relative_to(ROOT)}.")
+    require(path.is_file(), f"precision.name={name} has no file {path.relative_to(ROOT)}.")
     stated = OmegaConf.load(path)
     bases = [_stated_precision(base) for base in stated.pop("defaults", []) if base != "_self_"]
     return OmegaConf.merge(*bases, stated)

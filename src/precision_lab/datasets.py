@@ -25,9 +25,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import Dataset, Subset
 
-from precision_lab.config import TORCHVISION_FILES
 from precision_lab.errors import InputError
 from precision_lab.hashing import content_hash
+from precision_lab.open_sets import TORCHVISION_FILES
 from precision_lab.seeds import PrivateRandomness
 
 # Not the library itself, or different on every machine with the same Python.

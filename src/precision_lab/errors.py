@@ -9,6 +9,12 @@ class InputError(Exception):
     """
 
 
+def require(condition: bool, sentence: str) -> None:
+    """Raise InputError with the sentence unless the condition holds."""
+    if not condition:
+        raise InputError(sentence)
+
+
 class Ended(Exception):
     """The process is to end with this exit code; what there was to say has been said."""
 

@@ -11,7 +11,9 @@ from dataclasses import fields, is_dataclass
 from enum import Enum
 from typing import Any
 
-from precision_lab.config import OPEN_SETS, Config, PrecisionConfig, label, load_precision
+from precision_lab import open_sets
+from precision_lab.config import Config, PrecisionConfig, load_precision
+from precision_lab.open_sets import label
 
 PLACE_ARGUMENTS = frozenset({"root", "path", "download"})
 
@@ -33,7 +35,7 @@ def _identity(value: Any) -> Any:
     for f in counted:
         item = getattr(value, f.name)
         result[f.name] = _identity(item) if is_dataclass(item) else as_values(item)
-        if f.name in OPEN_SETS:
+        if f.name in open_sets.NAMES:
             left_out = {"kind"} | (PLACE_ARGUMENTS if f.name == "dataset" else set())
             result[f.name] = {k: v for k, v in result[f.name].items() if k not in left_out}
     return result

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
-from precision_lab import config, folders, hardware, identity
+from precision_lab import folders, hardware, identity, open_sets
 from precision_lab.assemble import Assembly, Resolved, assemble, make_trainer, resolve, training_batches
 from precision_lab.batches import TrainBatches, eval_batches
 from precision_lab.config import Config
@@ -248,8 +248,8 @@ class _Run:
 def _title(asked: Config) -> str:
     arm, model, data = (
         identity.arm_label(asked.precision),
-        config.label(asked.model),
-        config.label(asked.dataset),
+        open_sets.label(asked.model),
+        open_sets.label(asked.dataset),
     )
     return f"{arm}: {model} on {data}, seed {asked.seed}"
 
@@ -313,8 +313,8 @@ def _mirror_config(asked: Config, environment: dict[str, Any]) -> dict[str, Any]
     """The config for W&B: what runs are filtered by stands at the top level, under plain names."""
     flat = {
         "precision": identity.arm_label(asked.precision),
-        "model": config.label(asked.model),
-        "dataset": config.label(asked.dataset),
+        "model": open_sets.label(asked.model),
+        "dataset": open_sets.label(asked.dataset),
         "device_name": environment["fingerprint"]["model"],
         "seed": asked.seed,
         "compile": asked.device.compile,

@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from precision_lab import config, targets
-from precision_lab.config import SHARED_FACTS, Config
+from precision_lab import open_sets, targets
+from precision_lab.config import Config
 from precision_lab.datasets import Data, as_data
 from precision_lab.errors import InputError
 from precision_lab.hashing import content_hash
@@ -101,22 +101,22 @@ class Workload:
 
 def build(asked: Config) -> Workload:
     """Build data, then the model on it, then the task. Weights depend on the run's seed, data does not."""
-    for group in config.OPEN_SETS:  # a class that does not exist is told before data is read
+    for group in open_sets.NAMES:  # a class that does not exist is told before data is read
         targets.locate(group, getattr(asked, group))
     dataset = {
-        key: asked.model.get(key) if value is None and key in SHARED_FACTS else value
+        key: asked.model.get(key) if value is None and key in open_sets.SHARED_FACTS else value
         for key, value in asked.dataset.items()
     }
     seed_globals(0)  # for a dataset of the user's that draws: equal in all runs, or none were comparable
     data = _checked_data(targets.instantiate("dataset", dataset))
     model_node = {
-        key: data.facts.get(key) if value is None and key in SHARED_FACTS else value
+        key: data.facts.get(key) if value is None and key in open_sets.SHARED_FACTS else value
         for key, value in asked.model.items()
     }
-    unknown = [key for key in SHARED_FACTS if key in model_node and model_node[key] is None]
+    unknown = [key for key in open_sets.SHARED_FACTS if key in model_node and model_node[key] is None]
     if unknown:
         raise InputError(
-            f"model.{unknown[0]} is null and dataset={config.label(asked.dataset)} does not tell it; "
+            f"model.{unknown[0]} is null and dataset={open_sets.label(asked.dataset)} does not tell it; "
             f"set model.{unknown[0]}."
         )
     seed_globals(asked.seed)

@@ -10,9 +10,20 @@ from pathlib import Path
 from typing import Any
 
 from precision_lab import folders, identity
-from precision_lab.config import Config, OnUnsupported
+from precision_lab.config import Config, OnUnsupported, PrecisionConfig
 from precision_lab.errors import InputError
-from precision_lab.sweep.survey import Answer
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the machine says to one job: its resolved arm and device, or why it refuses."""
+
+    refused: str = ""
+    precision: PrecisionConfig | None = None
+    device: str = ""
+    gpus: tuple[int, ...] = ()  # for a job on CUDA: the devices that are of the first one's model
+    fingerprint: dict[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
 
 @dataclass

@@ -3,23 +3,10 @@
 import pickle
 import subprocess
 import sys
-from dataclasses import dataclass, field
-from typing import Any
 
-from precision_lab.config import Config, PrecisionConfig
+from precision_lab.config import Config
 from precision_lab.errors import InputError
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What the machine says to one job: its resolved arm and device, or why it refuses."""
-
-    refused: str = ""
-    precision: PrecisionConfig | None = None
-    device: str = ""
-    gpus: tuple[int, ...] = ()  # for a job on CUDA: the devices that are of the first one's model
-    fingerprint: dict[str, Any] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
+from precision_lab.sweep.plan import Answer
 
 
 def survey(jobs: list[Config]) -> list[Answer]:
