@@ -3,14 +3,17 @@
 #
 #   PYTHON  interpreter that makes the environment      make demo PYTHON=python3.12
 #   VENV    folder of the environment                   make test VENV=/scratch/venv
-#   ARGS    passed on to the demo or to pytest          make test ARGS="-k precision -x"
+#   ARGS    passed on to the demo, to pytest or W&B     make test ARGS="-k precision -x"
+#   OUTPUTS where runs lie, for review and sync         make review OUTPUTS=/scratch/outputs
 
 PYTHON ?= python3
 VENV ?= .venv
 ARGS ?=
+OUTPUTS ?= outputs
 
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check
+WANDB := $(abspath $(VENV))/bin/wandb
 STAMP := $(VENV)/.installed
 # A GPU machine often brings its own torch and no network: without an environment of ours, use PYTHON as it is.
 GPU_PY := $(if $(wildcard $(STAMP)),$(PY),$(PYTHON))
@@ -34,7 +37,7 @@ endef
 export CHECK_PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-gpu golden lint lock clean check-python
+.PHONY: help setup demo review sync test test-slow test-gpu golden lint lock clean check-python
 
 help: ## list the targets (default)
 	@awk -F ':.*## ' '/^[a-z][a-z-]*:.*## / { printf "  %-10s  %s\n", $$1, $$2 }' Makefile
@@ -53,6 +56,16 @@ test-slow: setup ## run the slow tests
 
 test-gpu: ## run the GPU tests; without an environment, with PYTHON and its own torch
 	PYTHONPATH="$(CURDIR)/src$${PYTHONPATH:+:$$PYTHONPATH}" $(GPU_PY) -m pytest -m gpu $(ARGS)
+
+review: setup ## look at all runs, offline ones too, in W&B's terminal viewer
+	@ls "$(OUTPUTS)/wandb" > /dev/null 2>&1 || { echo "error: no W&B runs in $(OUTPUTS)/wandb yet; train something first" >&2; exit 1; }
+	"$(WANDB)" leet "$(OUTPUTS)/wandb" $(ARGS)
+
+sync: setup ## show which runs are not uploaded to W&B yet, log in, and upload them once confirmed
+	@ls "$(OUTPUTS)/wandb" > /dev/null 2>&1 || { echo "error: no W&B runs in $(OUTPUTS)/wandb yet; train something first" >&2; exit 1; }
+	cd "$(OUTPUTS)" && "$(WANDB)" sync --dry-run
+	"$(WANDB)" login
+	cd "$(OUTPUTS)" && "$(WANDB)" sync $(ARGS)
 
 golden: setup ## write the golden losses anew, after a wanted change of numerics
 	$(PY) tests/test_golden.py --write
