@@ -15,7 +15,7 @@ ALL_FILES += sorted((ROOT / "src" / "hydra_plugins").glob("*.py"))
 
 # What must answer before torch is loaded, or in a process without it.
 TORCH_FREE = ["config", "open_sets", "errors", "wording", "identity", "targets", "recorder", "tracking", "terminal"]
-TORCH_FREE += ["folders", "stops", "sweep.plan", "sweep.view"]
+TORCH_FREE += ["folders", "stops", "redaction", "sweep.plan", "sweep.view"]
 MAY_IMPORT = {
     "wandb": {"tracking"},
     "hydra": {"config", "targets"},
@@ -43,7 +43,7 @@ LAYERS = [
         "stops",
     },
     {"models", "datasets", "hardware", "hashing", "seeds", "identity", "targets"},
-    {"config", "open_sets", "wording", "errors"},
+    {"config", "open_sets", "wording", "errors", "redaction"},
 ]
 BANNED_NAMES = ("util", "utils", "manager", "helpers", "common", "misc", "engine")
 LINES_OF_A_FILE, LINES_OF_A_FUNCTION, DEPTH = 410, 60, 4

@@ -1,12 +1,14 @@
 """From a config to a trainer: step counts, and what is refused before anything is written."""
 
 import logging
+import os
 
 import pytest
 
 from precision_lab.assemble import assemble, make_trainer, resolve
 from precision_lab.config import compose
 from precision_lab.errors import InputError
+from precision_lab.recorder import secrets_in
 from precision_lab.run import _Redacting
 
 SMALL = ["precision=fp32", "device=cpu", "dataset=synthetic_images", "dataset.samples=125", "dataset.image_size=8"]
@@ -48,7 +50,7 @@ def test_a_secret_in_a_message_or_a_traceback_is_not_logged(monkeypatch):
         record = logging.getLogger("x").makeRecord(
             "x", logging.ERROR, __file__, 1, "told: %s", (error,), (type(error), error, error.__traceback__)
         )
-    text = _Redacting("%(message)s").format(record)
+    text = _Redacting(secrets_in(os.environ), "%(message)s").format(record)
     assert "supersecretvalue" not in text
     assert "told: cannot log in with [redacted]" in text
     assert "RuntimeError: cannot log in with [redacted]" in text

@@ -22,11 +22,13 @@ from precision_lab.config import CONF, Config, DeviceConfig, Dtype, Float32Mode,
 from precision_lab.errors import InputError
 from precision_lab.optim import build_optimizer
 from precision_lab.precision import Policy
+from precision_lab.recorder import METRICS
 from precision_lab.task import build
 from precision_lab.trainer import Trainer
 
 FILES = sorted(path.relative_to(CONF) for path in CONF.rglob("*.yaml"))
-CHOICES = [(path.parent.as_posix(), path.stem) for path in FILES if path.parent.as_posix() != "."]
+NO_GROUPS = (".", "wandb_sweep")  # files that Hydra composes nothing from by a group's name
+CHOICES = [(path.parent.as_posix(), path.stem) for path in FILES if path.parent.as_posix() not in NO_GROUPS]
 PRECISIONS = [choice for group, choice in CHOICES if group == "precision"]
 
 # What a choice cannot be composed without: a partner of its kind, or a value that its file leaves to the user.
@@ -63,11 +65,11 @@ def leaves(values, prefix=""):
 
 
 @cache
-def composed(*overrides):
+def composed(*overrides, with_hydra=False):
     """Hydra's own composition of `python train.py <overrides>`. Not to be changed: copy it."""
     config.register()
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        return hydra_compose("config", list(overrides))
+        return hydra_compose("config", list(overrides), return_hydra_config=with_hydra)
 
 
 def checked(words):
@@ -86,17 +88,18 @@ def test_every_file_and_folder_is_tested():
     # counted by another means than the glob: a glob that misses a folder would test nothing in it
     walked = [(folder, files) for folder, _, files in os.walk(CONF)]
     assert sum(len(files) for _, files in walked) == len(FILES) >= 44
-    assert {os.path.relpath(folder, CONF) for folder, files in walked if files} - {"."} == {g for g, _ in CHOICES}
+    assert {os.path.relpath(folder, CONF) for folder, files in walked if files} - {*NO_GROUPS} == {g for g, _ in CHOICES}
     assert {group for group, _ in CHOICES} >= {f.name for f in fields(Config)} - {
-        *("seed", "name", "tags", "check", "meter", "probe", "paths")
+        *("seed", "name", "tags", "check", "on_error", "on_unsupported", "rerun", "meter", "probe", "paths")
     }
 
 
 @pytest.mark.parametrize(("group", "choice"), CHOICES)
 def test_every_choice_composes_to_what_its_file_states(group, choice):
-    whole = composed(f"{group}={choice}", *NEEDS.get((group, choice), []))
-    assert isinstance(config.typed(whole), Config)
-    inside = "" if group == "experiment" else f"{group}."
+    words = [f"{group}={choice}", *NEEDS.get((group, choice), [])]
+    assert isinstance(config.typed(composed(*words)), Config)
+    whole = composed(*words, with_hydra=group.startswith("hydra/"))
+    inside = "" if group == "experiment" else f"{group.replace('/', '.')}."
     given = {word.split("=")[0] for word in NEEDS.get((group, choice), [])}
     for key, value in stated(f"{group}/{choice}.yaml").items():
         if inside + key in given or (isinstance(value, str) and "${" in value):
@@ -114,6 +117,67 @@ def test_a_custom_choice_without_a_target_is_refused(group):
         compose([f"{group}=custom", *needs])
     assert str(caught.value).startswith(f"{group}._target_")
     assert f"write {group}=custom {group}._target_=module.Name." in str(caught.value)
+
+
+def test_the_hydra_choices_shipped_are_the_ones_in_use():
+    whole = composed(with_hydra=True)
+    for group in ("launcher", "sweeper"):
+        (choice,) = [choice for where, choice in CHOICES if where == f"hydra/{group}"]
+        assert whole.hydra.runtime.choices[f"hydra/{group}"] == choice
+        assert callable(get_object(whole.hydra[group]._target_))
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if path.parent.name == "wandb_sweep"], ids=str)
+def test_a_file_for_wandb_agents_asks_for_what_there_is(path):
+    """An agent runs `command` with one value of each parameter, and W&B looks for `metric` in the summary."""
+    asked = yaml.safe_load((CONF / path).read_text())
+    assert (config.ROOT / asked["program"]).is_file()
+    assert asked["project"] == composed().wandb.project
+    fixed = [word for word in asked["command"] if not word.startswith("${")]
+    assert asked["command"][-1] == "${args_no_hyphens}"  # else an agent's values would be Hydra's own options
+    for key, choice in asked["parameters"].items():
+        for value in choice["values"]:
+            got = OmegaConf.select(composed(*fixed, f"{key}={value}"), "precision.name" if key == "precision" else key)
+            assert got == value
+    prefix, name = asked["metric"]["name"].split("/")
+    assert prefix in ("final", "best")
+    metric = METRICS[name.replace("_", "/", 1)]
+    assert asked["metric"]["goal"] == {"lower": "minimize", "higher": "maximize"}[metric.better]
+
+
+# --- the names of runs and sweeps ---------------------------------------------------------------
+
+
+def test_a_run_without_a_name_takes_its_experiment_s():
+    unnamed, named = composed(), composed("name=mine")
+    assert config.typed(unnamed, "study").name == "study"
+    assert config.typed(composed("name=''"), "study").name == "study"
+    assert config.typed(named, "study").name == "mine"
+    assert config.typed(unnamed, None).name is None
+    assert replace(config.typed(unnamed, "study"), name=None) == config.typed(unnamed)  # and nothing else
+
+
+@pytest.mark.parametrize(
+    ("name", "folder"),
+    [
+        *((None, "unnamed"), ("", "unnamed"), (".", "unnamed"), ("..", "unnamed"), ("/", "unnamed"), (" - ", "unnamed")),
+        *(("my-study_2.1", "my-study_2.1"), ("two words", "two-words"), ("Zürich\n", "Zürich"), ("-rf", "rf")),
+        *(("/etc/passwd", "etc-passwd"), ("../../etc", "etc"), ("a/../b", "a-..-b"), ("a\\b", "a-b"), (".git", "git")),
+        *(("$(x)`y`;*?", "x-y"), ("${nowhere}", "nowhere"), ("a,b=c", "a-b-c"), ("😀", "unnamed"), ("\0", "unnamed")),
+        *(("x" * 300, "x" * 80), ("é" * 300, "é" * 80), ("漢" * 300, "漢" * 80)),
+    ],
+)
+def test_the_name_of_a_sweep_is_fit_for_a_folder(name, folder):
+    assert config.sweep_name(name) == folder
+    assert len(folder.encode()) <= 255  # what a file system takes
+
+
+@pytest.mark.parametrize("words", [[], ["name=a/b"], ["name='two, words'"], ["experiment=smoke"]])
+def test_hydra_s_own_folder_lies_in_the_sweep_s(words):
+    """Hydra makes it from the text of conf/config.yaml, the jobs' folders are made by `sweep_name`."""
+    whole = copy.deepcopy(composed(*words, with_hydra=True))
+    whole.hydra.sweep.dir = whole._get_node("hydra")._get_node("sweep")._get_node("dir")._value().partition("/${now")[0]
+    assert whole.hydra.sweep.dir == f"{whole.paths.outputs}/sweeps/{config.sweep_name(whole.name)}/commands"
 
 
 # --- no default hidden in code --------------------------------------------------------------
@@ -136,7 +200,7 @@ def test_no_schema_holds_a_default(schema):
 def test_every_key_has_a_value_in_yaml():
     assert OmegaConf.missing_keys(composed()) == set()
     in_yaml = stated("config.yaml").keys()
-    for section in ("seed", "name", "tags", "check"):
+    for section in ("seed", "name", "tags", "check", "on_error", "on_unsupported", "rerun"):
         assert section in in_yaml
     for section in ("meter", "probe", "paths"):
         names = {f.name for f in fields({f.name: f.type for f in fields(Config)}[section])}

@@ -300,7 +300,7 @@ def test_the_fingerprint_of_a_gpu(monkeypatch):
     assert hardware.fingerprint(CUDA) == {
         "device": "cuda",
         "model": "NVIDIA H100",
-        "count": 2,
+        "count": 1,  # that a run trains on, of the two here
         "capability": "9.0",
         "memory_gib": 79,
         "threads": 1,

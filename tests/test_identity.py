@@ -25,7 +25,7 @@ BASES = {
 
 # All that may differ between comparable runs; whatever is not named here is the experiment.
 NOT_THE_EXPERIMENT = {
-    *("seed", "name", "tags", "check"),
+    *("seed", "name", "tags", "check", "on_error", "on_unsupported", "rerun"),
     *("device.type", "device.threads"),
     *("trainer.log_every", "trainer.eval_every", "trainer.workers"),
     *("probe.memory", "wandb.mode", "wandb.project", "wandb.group", "paths.root", "paths.outputs", "paths.data"),

@@ -17,7 +17,7 @@ SECRET = "wandb-0123456789abcdef"
 @pytest.fixture
 def rec(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_API_KEY", SECRET)
-    return Recorder(tmp_path)
+    return Recorder(tmp_path, secrets_in(os.environ))
 
 
 def lines(rec):
@@ -71,11 +71,14 @@ def test_an_undeclared_name_is_an_error_and_writes_nothing(rec, name):
     assert not (rec.folder / "result.json").exists()
 
 
-def test_a_task_may_declare_its_own(tmp_path):
-    rec = Recorder(tmp_path, {"val/mae": Metric("dollars", "lower")})
-    rec.log(1, {"val/mae": 3.0})
-    assert lines(rec)[0]["val/mae"] == 3.0
-    assert "val/mae" not in METRICS  # the table of all runs is left alone
+def test_a_task_may_declare_its_own(rec):
+    declared = Metric("dollars", "lower")
+    rec.metrics |= {"val/mae": declared}
+    rec.log(1, {"val/mae": 3.0, "val/bias": 2.0})
+    assert (lines(rec)[0]["val/mae"], lines(rec)[0]["val/bias"]) == (3.0, 2.0)
+    assert rec.metrics["val/mae"] is declared
+    assert rec.metrics["val/bias"].better is None  # measured, and never declared
+    assert not {"val/mae", "val/bias"} & set(METRICS)  # the table of all runs is left alone
 
 
 def test_the_result_holds_all_parts_and_the_flat_summary(rec):
@@ -214,6 +217,26 @@ def test_which_environment_values_are_secrets():
         "TOKENIZERS_PARALLELISM": "false-false",
     }
     assert secrets_in(environment) == [SECRET, "hf_abcdefgh", "aws-secret-value"]
+
+
+def test_which_config_values_are_secrets():
+    values = {
+        "model": {"api_key": "model-secret", "tokenizer": "not-a-secret", "layers": [{"hf.token": "deep-secret"}]},
+        "dataset": {"password": "short", "token": 1234567890, "secret": None},
+        "name": "free-text",
+    }
+    assert secrets_in({}, values) == ["model-secret", "deep-secret"]
+    assert secrets_in({"HF_TOKEN": "hf_abcdefgh"}, values) == ["hf_abcdefgh", "model-secret", "deep-secret"]
+
+
+def test_a_secret_of_the_config_is_redacted_wherever_it_stands(tmp_path):
+    values = {"model": {"api_key": "model-secret"}, "name": "by model-secret"}
+    rec = Recorder(tmp_path, secrets_in({}, values))
+    rec.config(values)
+    assert yaml.safe_load((tmp_path / "config.yaml").read_text()) == {
+        "model": {"api_key": "[redacted]"},
+        "name": "by [redacted]",
+    }
 
 
 def test_a_secret_that_holds_another_is_redacted_whole():

@@ -78,7 +78,7 @@ def write_command(config: DictConfig, secrets: list[str]) -> None:
 
     import yaml
 
-    from precision_lab.recorder import redact, secrets_in
+    from precision_lab.redaction import redact, secrets_in
 
     values = OmegaConf.to_container(config, resolve=False, enum_to_str=True)
     folder = Path(config.hydra.sweep.dir)

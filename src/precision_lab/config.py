@@ -24,6 +24,7 @@ from yaml import YAMLError
 
 from precision_lab import open_sets
 from precision_lab.errors import InputError, require
+from precision_lab.redaction import redact, secrets_in
 from precision_lab.wording import unknown_key, word
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -264,7 +265,8 @@ def _sweep_of(name: str | None, experiment: str | None) -> str:
 
 def sweep_name(name: str | None) -> str:
     """The name of a sweep's folder: free text made fit for a path, `unnamed` without any."""
-    return re.sub(r"[^\w.-]+", "-", name or "").strip(".-")[:80] or "unnamed"
+    shown = redact(name or "", secrets_in(os.environ))
+    return re.sub(r"[^\w.-]+", "-", shown).strip(".-")[:80] or "unnamed"
 
 
 def _wandb_variable(name: str, default: str) -> str:

@@ -6,7 +6,7 @@ import traceback
 from collections.abc import Callable
 
 from precision_lab.errors import InputError
-from precision_lab.recorder import redact, secrets_in
+from precision_lab.redaction import redact, secrets_in
 
 
 def exit_code(action: Callable[[], int]) -> int:

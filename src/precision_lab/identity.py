@@ -6,6 +6,7 @@ says where data lies: the data hash speaks for those. `kind` is a check, and no 
 
 import hashlib
 import json
+import os
 import re
 from dataclasses import fields, is_dataclass
 from enum import Enum
@@ -14,6 +15,7 @@ from typing import Any
 from precision_lab import open_sets
 from precision_lab.config import Config, PrecisionConfig, load_precision
 from precision_lab.open_sets import label
+from precision_lab.redaction import redact, secrets_in
 
 PLACE_ARGUMENTS = frozenset({"root", "path", "download"})
 
@@ -69,5 +71,6 @@ def arm_label(precision: PrecisionConfig) -> str:
 
 def slug(config: Config, device: str) -> str:
     """The run folder's readable name; the run signature at its end makes it unique by content."""
-    parts = (label(config.model), label(config.dataset), config.precision.name, f"s{config.seed}", device)
+    parts = [label(config.model), label(config.dataset), config.precision.name, f"s{config.seed}", device]
+    parts = redact(parts, secrets_in(os.environ, as_values(config)))
     return "_".join(re.sub(r"[^a-z0-9.-]+", "-", part)[:40] for part in parts) + f"_{run_signature(config)}"

@@ -18,7 +18,8 @@ from precision_lab.environment import environment
 from precision_lab.errors import InputError
 from precision_lab.inspection import measure_memory
 from precision_lab.meter import Meter
-from precision_lab.recorder import Metric, Recorder, redact, secrets_in
+from precision_lab.recorder import Metric, Recorder
+from precision_lab.redaction import redact, secrets_in
 from precision_lab.seeds import derive, seed_globals
 from precision_lab.stops import Stops, Terminated
 from precision_lab.terminal import bar, summary_lines
@@ -221,6 +222,7 @@ class _Run:
 
     def _finish(self, status: str, reason: str | None) -> None:
         asked, progress = self.asked, self.progress
+        reason = redact(reason, self.secrets)  # an exception's words, which go to W&B too
         self.recorder.result(
             self.final,
             self.best,

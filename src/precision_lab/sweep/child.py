@@ -10,7 +10,7 @@ from typing import TextIO
 from precision_lab.config import Config
 from precision_lab.entry import exit_code
 from precision_lab.identity import as_values
-from precision_lab.recorder import redact, secrets_in
+from precision_lab.redaction import redact, secrets_in
 from precision_lab.stops import stop_with
 
 

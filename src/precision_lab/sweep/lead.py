@@ -7,7 +7,7 @@ from precision_lab.config import ROOT, Config
 from precision_lab.errors import InputError
 from precision_lab.folders import sweep_folder
 from precision_lab.identity import as_values
-from precision_lab.recorder import secrets_in
+from precision_lab.redaction import secrets_in
 from precision_lab.sweep.launch import run_jobs, slots
 from precision_lab.sweep.plan import Job, in_turn, settle, titles
 from precision_lab.sweep.survey import survey

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from precision_lab import folders
-from precision_lab.recorder import redact, secrets_in
+from precision_lab.redaction import redact, secrets_in
 from precision_lab.sweep.plan import Job
 
 REFRESH_S = 1.0

@@ -1,0 +1,44 @@
+"""Credentials kept out of all that is written or shown: known by the names they stand under."""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+_SECRET_KEY = re.compile(r"(^|[_.-])(api_?key|access_?key|token|secret|password|passwd|credentials?)$", re.IGNORECASE)
+
+
+# An override of the command line: `+model.api_key=...`
+_SECRET_WORD = re.compile(rf"^([\w+.@/-]*?{_SECRET_KEY.pattern.removesuffix('$')}=).+", re.IGNORECASE | re.DOTALL)
+
+
+def secrets_in(environment: Mapping[str, str], values: Any = None) -> list[str]:
+    """The texts that look like credentials: environment variables by name, config values by key.
+
+    Short ones are no secrets: they would be found in anything.
+    """
+    found = [value for name, value in environment.items() if _SECRET_KEY.search(name)]
+    return [value for value in found + list(_under_secret_keys(values)) if len(value) >= 8]
+
+
+def _under_secret_keys(values: Any) -> Iterator[str]:
+    items = values.items() if isinstance(values, dict) else enumerate(values) if isinstance(values, list) else ()
+    for key, value in items:
+        if isinstance(value, str) and _SECRET_KEY.search(str(key)):
+            yield value
+        yield from _under_secret_keys(value)
+
+
+def redact(values: Any, secrets: list[str]) -> Any:
+    """Replace values under secret-looking keys, and known secrets inside any text."""
+    if isinstance(values, dict):
+        return {
+            key: "[redacted]" if value is not None and _SECRET_KEY.search(str(key)) else redact(value, secrets)
+            for key, value in values.items()
+        }
+    if isinstance(values, list | tuple):
+        return [redact(value, secrets) for value in values]
+    if isinstance(values, str):
+        values = _SECRET_WORD.sub(r"\1[redacted]", values)
+        for secret in sorted(secrets, key=len, reverse=True):  # one may be part of another
+            values = values.replace(secret, "[redacted]")
+    return values

@@ -1,0 +1,73 @@
+"""What jobs of a sweep might do to each other, or do wrong."""
+
+import json
+import os
+import random
+import resource
+import time
+from pathlib import Path
+
+import numpy
+import torch
+from mine import Line, line_data, regression
+
+__all__ = ["line_data", "regression"]
+
+
+class Case(Line):
+    """Trains, diverges, refuses its argument, or takes its time, as it is told."""
+
+    def __init__(self, case: str = "good", seconds: float = 0.0, api_key: str = "", extra: dict | None = None):
+        if case == "oops":
+            raise TypeError(f"no case {case!r} with the key {api_key!r} and {extra}")
+        super().__init__()
+        self.case, self.seconds = case, seconds
+
+    def forward(self, x):
+        time.sleep(self.seconds)
+        return super().forward(x) * (float("nan") if self.case == "bad" else 1.0)
+
+
+def seen() -> dict:
+    """The state of this process that a job before it may have left behind."""
+    backends = torch.backends
+    flags = [
+        backends.cuda.matmul,
+        backends.cudnn.conv,
+        backends.cudnn.rnn,
+        backends.mkldnn.matmul,
+        backends.mkldnn.conv,
+    ]
+    return {
+        "flags": [flag.fp32_precision for flag in (backends, *flags)] + [str(torch.get_default_dtype())],
+        "threads": [torch.get_num_threads(), torch.get_num_interop_threads()],
+        "generators": [
+            torch.get_rng_state().sum().item(),
+            numpy.random.get_state()[1][:4].tolist(),
+            random.getstate()[1][:4],
+        ],
+        "environment": os.environ.get("LEFT_BY_A_JOB"),
+        "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+    }
+
+
+class Leaky(Line):
+    """Notes what it finds; with `leave` it then turns over all that a process shares."""
+
+    def __init__(self, notes: str, leave: int):
+        Path(notes).mkdir(exist_ok=True)
+        (Path(notes) / f"{leave}-{os.getpid()}.json").write_text(json.dumps(seen()))
+        super().__init__()
+        self.leave = leave
+
+    def forward(self, x):
+        if self.leave:
+            torch.backends.fp32_precision = "tf32"
+            torch.backends.mkldnn.matmul.fp32_precision = "bf16"
+            torch.set_num_threads(2 if torch.get_num_threads() == 1 else 1)
+            torch.manual_seed(999)
+            numpy.random.seed(999)
+            random.seed(999)
+            os.environ["LEFT_BY_A_JOB"] = "yes"
+            torch.ones(300 * 2**18)  # 300 MiB
+        return super().forward(x)
