@@ -8,7 +8,7 @@ import pytest
 from precision_lab.assemble import assemble, make_trainer, resolve
 from precision_lab.config import compose
 from precision_lab.errors import InputError
-from precision_lab.recorder import secrets_in
+from precision_lab.redaction import secrets_in
 from precision_lab.run import _Redacting
 
 SMALL = ["precision=fp32", "device=cpu", "dataset=synthetic_images", "dataset.samples=125", "dataset.image_size=8"]

@@ -88,7 +88,9 @@ def test_every_file_and_folder_is_tested():
     # counted by another means than the glob: a glob that misses a folder would test nothing in it
     walked = [(folder, files) for folder, _, files in os.walk(CONF)]
     assert sum(len(files) for _, files in walked) == len(FILES) >= 44
-    assert {os.path.relpath(folder, CONF) for folder, files in walked if files} - {*NO_GROUPS} == {g for g, _ in CHOICES}
+    assert {os.path.relpath(folder, CONF) for folder, files in walked if files} - {*NO_GROUPS} == {
+        g for g, _ in CHOICES
+    }
     assert {group for group, _ in CHOICES} >= {f.name for f in fields(Config)} - {
         *("seed", "name", "tags", "check", "on_error", "on_unsupported", "rerun", "meter", "probe", "paths")
     }
@@ -160,7 +162,14 @@ def test_a_run_without_a_name_takes_its_experiment_s():
 @pytest.mark.parametrize(
     ("name", "folder"),
     [
-        *((None, "unnamed"), ("", "unnamed"), (".", "unnamed"), ("..", "unnamed"), ("/", "unnamed"), (" - ", "unnamed")),
+        *(
+            (None, "unnamed"),
+            ("", "unnamed"),
+            (".", "unnamed"),
+            ("..", "unnamed"),
+            ("/", "unnamed"),
+            (" - ", "unnamed"),
+        ),
         *(("my-study_2.1", "my-study_2.1"), ("two words", "two-words"), ("Zürich\n", "Zürich"), ("-rf", "rf")),
         *(("/etc/passwd", "etc-passwd"), ("../../etc", "etc"), ("a/../b", "a-..-b"), ("a\\b", "a-b"), (".git", "git")),
         *(("$(x)`y`;*?", "x-y"), ("${nowhere}", "nowhere"), ("a,b=c", "a-b-c"), ("😀", "unnamed"), ("\0", "unnamed")),

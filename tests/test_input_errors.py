@@ -219,7 +219,6 @@ CASES = {
     "precision=auto precision.min_scale=2": ("precision=auto takes no further precision settings",),
     "precision=fp32 precision.fp32_modules=[head]": ("precision.fp32_modules", "precision.autocast_dtype is null"),
     "model=custom": ("model._target_", "write model=custom model._target_=module.Name."),
-    "-m precision=fp32,bf16": ("-m would run all jobs in one process",),
     # files
     "dataset=image_folder dataset.root=/nowhere": ("dataset.root=/nowhere is not a folder",),
     "dataset=cifar10 dataset.root=/nowhere": ("CIFAR10 is not in dataset.root=/nowhere", "dataset.download=true"),

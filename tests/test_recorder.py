@@ -9,7 +9,8 @@ import pytest
 import yaml
 
 from precision_lab import recorder
-from precision_lab.recorder import METRICS, SCHEMA_VERSION, STATUSES, Metric, Recorder, redact, secrets_in, write_whole
+from precision_lab.recorder import METRICS, SCHEMA_VERSION, STATUSES, Metric, Recorder, write_whole
+from precision_lab.redaction import redact, secrets_in
 
 SECRET = "wandb-0123456789abcdef"
 

@@ -5,6 +5,8 @@ import logging
 import os
 import subprocess
 import sys
+import threading
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -49,6 +51,9 @@ class Wandb:
     def finish(self, **kwargs):
         self._call("finish", **kwargs)
 
+    def teardown(self):
+        self._call("teardown")
+
     def names(self):
         return [name for name, _, _ in self.calls]
 
@@ -80,7 +85,7 @@ def test_disabled_never_imports_wandb(monkeypatch, tmp_path, warnings_of):
     monkeypatch.setitem(sys.modules, "wandb", None)  # an import would raise
     mirror = Mirror(asked("disabled"), tmp_path / "wandb", **INIT)
     mirror.log({"train/loss": 1.0})
-    mirror.finish("completed", {})
+    mirror.finish("completed", None, {})
     assert mirror.state == "disabled"
     assert warnings_of() == []
     assert not (tmp_path / "wandb").exists()
@@ -111,8 +116,8 @@ def test_what_wandb_is_given(wandb, tmp_path):
     stand_in = wandb()
     mirror = Mirror(asked("offline"), tmp_path / "outputs", **INIT)
     mirror.log({"train/step": 50, "train/loss": 0.5})
-    mirror.finish("completed", {"final/val_loss": 0.25})
-    assert stand_in.names() == ["init", "define_metric", "log", "summary", "finish"]
+    mirror.finish("completed", None, {"final/val_loss": 0.25})
+    assert stand_in.names() == ["init", "define_metric", "log", "summary", "finish", "teardown"]
     given = stand_in.calls[0][2]
     assert {key: given[key] for key in ("project", "mode", "dir", "name", "group", "tags", "config")} == {
         "project": "precision-lab",
@@ -121,10 +126,12 @@ def test_what_wandb_is_given(wandb, tmp_path):
         **{key: INIT[key] for key in ("name", "group", "tags", "config")},
     }
     assert given["reinit"] == "finish_previous"  # else a second run in one process would be the first's
-    assert given["settings"]["init_timeout"] * 2.4 + given["settings"]["finish_timeout"] < 30
+    assert given["settings"]["init_timeout"] < tracking.PATIENCE["init"]  # W&B's own words come first
+    assert given["settings"]["finish_timeout"] < tracking.PATIENCE["finish"]
+    assert sum(tracking.PATIENCE[what] for what in ("init", "finish", "teardown")) <= 30
     assert stand_in.calls[1] == ("define_metric", ("*",), {"step_metric": "train/step"})
     assert stand_in.calls[2] == ("log", ({"train/step": 50, "train/loss": 0.5},), {})  # no step=
-    assert stand_in.calls[3][1][0] == {"final/val_loss": 0.25, "status": "completed"}
+    assert stand_in.calls[3][1][0] == {"final/val_loss": 0.25, "status": "completed", "reason": ""}
     assert mirror.state == "offline"
 
 
@@ -144,8 +151,12 @@ def test_two_attempts_have_two_ids(wandb, tmp_path, monkeypatch):
 )
 def test_the_end_of_a_run_is_told(wandb, tmp_path, status, code):
     stand_in = wandb()
-    Mirror(asked("offline"), tmp_path, **INIT).finish(status, {})
-    assert stand_in.calls[-2:] == [("summary", ({"status": status},), {}), ("finish", (), {"exit_code": code})]
+    Mirror(asked("offline"), tmp_path, **INIT).finish(status, "why", {})
+    assert stand_in.calls[-3:] == [
+        ("summary", ({"status": status, "reason": "why"},), {}),
+        ("finish", (), {"exit_code": code}),
+        ("teardown", (), {}),
+    ]
 
 
 def test_values_logged_are_a_copy(wandb, tmp_path):
@@ -166,8 +177,8 @@ def test_a_failure_is_one_warning_and_then_silence(wandb, tmp_path, warnings_of,
     mirror = Mirror(asked("online"), tmp_path, **INIT)
     for step in range(3):
         mirror.log({"train/step": step})
-    mirror.finish("completed", {})
-    mirror.finish("completed", {})
+    mirror.finish("completed", None, {})
+    mirror.finish("completed", None, {})
     assert mirror.state == "degraded"
     assert stand_in.names().count(where) == 1
     (warning,) = warnings_of()
@@ -175,6 +186,33 @@ def test_a_failure_is_one_warning_and_then_silence(wandb, tmp_path, warnings_of,
     assert str(error).split("\n")[0] in warning
     assert "second line" not in warning
     assert LOCAL_FILES in warning
+
+
+@pytest.mark.parametrize("where", ["init", "log", "finish"])
+def test_a_call_that_hangs_is_left_behind(wandb, tmp_path, monkeypatch, warnings_of, where):
+    stand_in = wandb()
+    monkeypatch.setattr(tracking, "PATIENCE", dict.fromkeys(tracking.PATIENCE, 0.2))
+    hanging, answer = threading.Event(), getattr(stand_in, where)
+    monkeypatch.setattr(stand_in, where, lambda *args, **kwargs: (hanging.wait(30), answer(*args, **kwargs)))
+    start = time.monotonic()
+    mirror = Mirror(asked("online"), tmp_path, **INIT)
+    for step in range(3):
+        mirror.log({"train/step": step})
+    mirror.finish("completed", None, {})
+    assert time.monotonic() - start < 5
+    hanging.set()
+    assert mirror.state == "degraded"
+    (warning,) = warnings_of()
+    assert f"TimeoutError: no answer to {where} in 0.2 s" in warning
+    assert "teardown" in stand_in.names()  # else W&B would wait at the end of the process
+
+
+def test_what_wandb_exits_with_is_not_the_runs_exit(wandb, tmp_path, warnings_of):
+    wandb(teardown=SystemExit(3))
+    mirror = Mirror(asked("online"), tmp_path, **INIT)
+    mirror.finish("completed", None, {})
+    assert mirror.state == "degraded"
+    assert len(warnings_of()) == 1
 
 
 def test_a_folder_that_cannot_be_made_is_a_failure_too(wandb, tmp_path, warnings_of):

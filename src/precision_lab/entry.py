@@ -18,7 +18,7 @@ def exit_code(action: Callable[[], int]) -> int:
     except KeyboardInterrupt:  # before the run had a folder to say so in
         return 130
     except Exception:  # not the user's: shown whole
-        traceback.print_exc()
+        print(redact(traceback.format_exc(), secrets_in(os.environ)), end="", file=sys.stderr)
         return 1
 
 

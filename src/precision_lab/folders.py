@@ -84,13 +84,17 @@ def claim(folder: Path, rerun: Rerun, fingerprint: dict[str, Any]) -> tuple[Text
         log = open_log(folder)
     except OSError as error:
         raise _cannot_be_made(folder, error) from error
-    _lock(log)
-    status = finished(folder, rerun, fingerprint)
-    if status:
+    try:
+        _lock(log)
+        status = finished(folder, rerun, fingerprint)
+        if status is None:
+            _set_aside(folder)
+            return log, None
+    except BaseException:
         log.close()
-        return None, status
-    _set_aside(folder)
-    return log, None
+        raise
+    log.close()
+    return None, status
 
 
 def _lock(log: TextIO) -> None:
@@ -107,9 +111,11 @@ def _set_aside(folder: Path) -> None:
     left = [path for path in folder.iterdir() if path.name not in (LOG, attempts.name)]
     if left:
         attempts.mkdir(exist_ok=True)
-        target = attempts / str(1 + sum(1 for _ in attempts.iterdir()))
+        numbers = [int(path.name) for path in attempts.iterdir() if path.name.isdigit()]
+        target = attempts / str(max(numbers, default=0) + 1)
         target.mkdir()
-        for path in left:
+        # status.json first: a kill in between must not leave a finished job without its result
+        for path in sorted(left, key=lambda path: path.name != "status.json"):
             path.rename(target / path.name)
 
 

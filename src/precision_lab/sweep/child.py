@@ -34,7 +34,7 @@ class _Redacted(io.TextIOWrapper):
 
 def main() -> None:
     """Run the job and end with its exit code."""
-    order: Order = pickle.load(io.FileIO(0, closefd=False))
+    order: Order = pickle.load(os.fdopen(0, "rb", closefd=False))
     sys.path[:], sys.argv = order.path, order.command
     secrets = secrets_in(os.environ, as_values(order.asked))
     sys.stdout, sys.stderr = _redacting(sys.stdout, secrets), _redacting(sys.stderr, secrets)

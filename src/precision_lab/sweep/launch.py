@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 from precision_lab import folders
@@ -66,18 +67,20 @@ class _Sweep:
             time.sleep(POLL_S)
             for one in [one for one in self.running if one.ended()]:
                 self.running.remove(one)
-                self.free.append(one.place)
-                self.view.ended(one.job)
-                if one.job.status == "failed" and one.job.asked.on_error is OnError.stop:
-                    self.leave("an earlier job failed, and on_error=stop")
+                self.ended(one.job, one.place)
 
     def start(self, job: Job, place: dict[str, str]) -> None:
         try:
             self.running.append(_Running(job, place, self.child))
         except OSError as error:  # the folder, or no process
             job.status, job.reason = "failed", f"could not be started: {error}"
-            self.free.append(place)
-            self.view.ended(job)
+            self.ended(job, place)
+
+    def ended(self, job: Job, place: dict[str, str]) -> None:
+        self.free.append(place)
+        self.view.ended(job)
+        if job.status == "failed" and job.asked.on_error is OnError.stop:
+            self.leave("an earlier job failed, and on_error=stop")
 
     def leave(self, reason: str) -> None:
         for job in self.waiting:
@@ -90,13 +93,15 @@ class _Running:
 
     def __init__(self, job: Job, place: dict[str, str], child: list[str]):
         self.job, self.place = job, place
-        self.began, self._kill_at = time.time(), float("inf")
+        self.began, self._kill_at, self._stopped = time.time(), float("inf"), False
+        self._log = job.folder / folders.LOG
         job.folder.mkdir(parents=True, exist_ok=True)
-        with (job.folder / folders.LOG).open("ab") as log:
+        with self._log.open("ab") as log:
+            self._log_start = log.tell()
             self.process = subprocess.Popen(
                 child, stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, **place}
             )
-        job.status, job.seconds = "running", 0.0
+        job.status, job.pid, job.seconds = "running", self.process.pid, 0.0
         order = Order(job.asked, sys.path, [str(ROOT / "train.py"), *job.overrides])
         # in a thread: a pipe takes 64 KiB at once, and its open end tells the job that the sweep lives
         threading.Thread(target=self._hand_over, args=(pickle.dumps(order),), daemon=True).start()
@@ -109,7 +114,7 @@ class _Running:
     def stop(self, number: int) -> None:
         with suppress(ProcessLookupError):
             self.process.send_signal(number)
-        self._kill_at = time.time() + PATIENCE_S
+        self._stopped, self._kill_at = True, time.time() + PATIENCE_S
 
     def ended(self) -> bool:
         """Whether the process has ended; then the job has its status."""
@@ -134,17 +139,23 @@ class _Running:
         elif code == 0 and job.asked.check:
             job.status = "checked"
         elif status and not own and left_alone:  # two sweeps share their jobs
-            job.status, job.reason, job.before = "elsewhere" if status == "running" else status, reason, True
-        elif code in (130, 143, -signal.SIGINT, -signal.SIGTERM, -signal.SIGHUP):
+            job.status, job.reason = "elsewhere" if status == "running" else status, reason
+            job.before = status != "running"
+        elif self._stopped or code in (130, 143, -signal.SIGINT, -signal.SIGTERM, -signal.SIGHUP):
             job.status = "interrupted"
         else:
-            job.status, job.reason = "failed", _last_words(job, code)
+            job.status, job.reason = "failed", _last_words(self._log, self._log_start, code)
 
 
-def _last_words(job: Job, code: int) -> str:
+def _last_words(log: Path, start: int, code: int) -> str:
     if code < 0:
-        return f"killed by {signal.Signals(-code).name}" + (", perhaps for want of memory" if code == -9 else "")
-    lines = (job.folder / folders.LOG).read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        known = {number.value: number.name for number in signal.Signals}
+        return f"killed by {known.get(-code, f'signal {-code}')}" + (
+            ", perhaps for want of memory" if code == -9 else ""
+        )
+    with log.open("rb") as file:
+        file.seek(start)  # what stands before is an earlier attempt's
+        lines = file.read().decode(errors="replace").strip().splitlines()
     return lines[-1].removeprefix("precision-lab: ") if lines else f"exit code {code}"
 
 

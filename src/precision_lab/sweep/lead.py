@@ -1,5 +1,6 @@
 """A sweep, start to end: survey, plan, run, tell. No torch, no Hydra."""
 
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 
@@ -37,13 +38,9 @@ def lead(composed: list[tuple[Config, list[str]]], write_command: Callable[[list
     with view:
         code = run_jobs(jobs, places, view)
     view.summary()
-    left = [job for job in jobs if job.status in ("not run", "interrupted")]
-    if left:
-        view.say(f"{len(left)} of {len(jobs)} jobs are left; the same command runs them.")
     if not jobs[0].asked.check:
-        view.say(
-            f"compare: python scripts/compare.py {' '.join(map(_short, sorted({sweep_folder(j.asked) for j in jobs})))}"
-        )
+        folders = sorted({_short(sweep_folder(job.asked)) for job in jobs})
+        view.say(f"compare: python scripts/compare.py {shlex.join(folders)}")
     return code
 
 

@@ -4,6 +4,7 @@ Arms are interleaved seed by seed, their order rotated, so that a drift of the m
 start hit all arms alike.
 """
 
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 from precision_lab import folders, identity
 from precision_lab.config import Config, OnUnsupported, PrecisionConfig
 from precision_lab.errors import InputError
+from precision_lab.redaction import redact, secrets_in
 
 
 @dataclass(frozen=True)
@@ -37,16 +39,17 @@ class Job:
     fingerprint: dict[str, Any] = field(default_factory=dict)
     status: str = "waiting"
     reason: str = ""
+    pid: int | None = None  # of its process, while it runs
     before: bool = False  # finished by an earlier call, and not run by this one
     seconds: float | None = None  # that it took or has taken
 
 
 def titles(overrides: list[list[str]]) -> list[str]:
-    """For each job the overrides that not all jobs share; all of its overrides where nothing differs."""
+    """For each job the overrides that not all jobs share, redacted; all of its overrides where nothing differs."""
     shared = set.intersection(*map(set, overrides)) if len(overrides) > 1 else set()
-    return [
-        " ".join(word for word in words if word not in shared) or " ".join(words) or "defaults" for words in overrides
-    ]
+    own = [[word for word in words if word not in shared] or words for words in overrides]
+    secrets = secrets_in(os.environ)
+    return [" ".join(redact(words, secrets)) or "defaults" for words in own]
 
 
 def settle(jobs: list[Job], answers: list[Answer]) -> list[str]:
@@ -109,8 +112,10 @@ def in_turn(jobs: Iterable[Job]) -> list[Job]:
         else:
             key = (identity.experiment_signature(job.asked), job.asked.seed, job.asked.device.type.name)
             blocks.setdefault(key, []).append(job)
-    order = []
-    for turn, block in enumerate(blocks.values()):
-        start = turn % len(block)
+    order: list[Job] = []
+    turns: dict[tuple[str, str], int] = {}  # of each experiment and device; each begins with another arm
+    for (experiment, _, device), block in blocks.items():
+        start = turns.setdefault((experiment, device), len(turns)) % len(block)
+        turns[experiment, device] += 1
         order += block[start:] + block[:start]
     return order + idle

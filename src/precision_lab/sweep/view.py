@@ -60,7 +60,7 @@ class View:
         """Draw the live table anew, at most once a second."""
         if self._live and time.monotonic() - self._shown >= REFRESH_S:
             self._shown = time.monotonic()
-            self._live.update(self._table(self._window()), refresh=True)
+            self._live.update(self._that_fits(), refresh=True)
 
     def ended(self, job: Job) -> None:
         """A line for a job that has ended: a failed one's always, the others' where no table tells."""
@@ -74,9 +74,12 @@ class View:
         """The table of all jobs, why one has no result, and what is left."""
         self._console.print()
         self._console.print(self._table(self.jobs))
+        untold: dict[str, list[str]] = {}
         for job in self.jobs:
-            if job.reason and job not in self._told:
-                self.say(f"{job.title}: {sentence(job)}")
+            if job.reason and not any(job is told for told in self._told):
+                untold.setdefault(sentence(job), []).append(job.title)
+        for words, titles in untold.items():
+            self.say(f"{', '.join(titles)}: {words}")
         before = sum(job.before for job in self.jobs)
         if before:
             self.say(f"{before} of {len(self.jobs)} jobs had been run before and were left as they are.")
@@ -91,22 +94,27 @@ class View:
 
     def _table(self, jobs: list[Job]) -> Table:
         table = Table(box=None, pad_edge=False, header_style="bold", caption_justify="left", caption=self._caption())
-        table.add_column("job", overflow="fold")
+        table.add_column("job", overflow="fold", min_width=8)
         table.add_column("status", no_wrap=True)
         for name in COLUMNS.values():
             table.add_column(name, justify="right", no_wrap=True)
         for job in jobs:
             known = figures(job)
             cells = [known.get(key, "-") for key in COLUMNS]
-            table.add_row(self._clean(job.title), Text(_word(job), COLOURS.get(job.status, "")), *cells)
+            table.add_row(self._clean(job.title), Text(job.status, COLOURS.get(job.status, "")), *cells)
         return table
 
-    def _window(self) -> list[Job]:
-        """As many jobs as the terminal has room for, around the one that runs."""
-        room = max(3, self._console.height - 6)
+    def _that_fits(self) -> Table:
+        """The jobs around the one that runs, as many as the terminal has rows for: a title may take several."""
         now = next((n for n, job in enumerate(self.jobs) if job.status in ("running", "waiting")), len(self.jobs))
-        start = max(0, min(now - room // 2, len(self.jobs) - room))
-        return self.jobs[start : start + room]
+        room = len(self.jobs)
+        while True:
+            start = max(0, min(now - room // 2, len(self.jobs) - room))
+            table = self._table(self.jobs[start : start + room])
+            rows = len(self._console.render_lines(table, pad=False))
+            if rows < self._console.height or room == 1:
+                return table
+            room = max(1, min(room - 1, room * self._console.height // rows))
 
     def _caption(self) -> str:
         counts: dict[str, int] = {}
@@ -133,7 +141,7 @@ def sentence(job: Job) -> str:
         return f"{_word(job)} ({job.reason}{log})"
     known = figures(job)
     words = {"step": "step {}", "step_ms": "{} ms a step", "val_loss": "val loss {}", "time": "{}"}
-    told = [template.format(known[key]) for key, template in words.items() if key in known]
+    told = [template.format(known[key]) for key, template in words.items() if known.get(key, "before") != "before"]
     return ": ".join([_word(job), ", ".join(told)] if told else [_word(job)])
 
 
@@ -142,7 +150,7 @@ def _word(job: Job) -> str:
 
 
 def figures(job: Job) -> dict[str, str]:
-    """What is known of a job, by the keys of COLUMNS; `val_loss` in float32, `time` taken, or left while it runs."""
+    """What is known of a job, by the keys of COLUMNS; `val_loss` in float32, `time` taken, or about left (~)."""
     if job.status in ("waiting", "unsupported", "same", "not run", "checked", "elsewhere"):
         return {}
     running = job.status == "running"
@@ -152,7 +160,9 @@ def figures(job: Job) -> dict[str, str]:
     if step is not None:
         known["step"] = f"{step}/{total}" if running and total else str(step)
     if running and step and total and seconds:
-        known["time"] = f"{clock(seconds / step * (total - step))} left"
+        known["time"] = f"~{clock(seconds / step * (total - step))}"
+    elif job.before:
+        known["time"] = "before"
     elif not running and job.seconds:
         known["time"] = clock(job.seconds)
     return known
@@ -171,6 +181,9 @@ def _result(job: Job) -> dict[str, Any]:
 
 def _progress(job: Job) -> dict[str, Any]:
     """The last line of metrics.jsonl, read from its end: a long run's is large."""
+    told = folders.read_json(job.folder / "status.json")
+    if told.get("pid") != job.pid:  # an earlier attempt's, until this one has made the folder its own
+        return {}
     try:
         with (job.folder / "metrics.jsonl").open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
@@ -179,7 +192,7 @@ def _progress(job: Job) -> dict[str, Any]:
         line = {}
     return {
         "step": line.get("train/step"),
-        "total_steps": folders.read_json(job.folder / "status.json").get("total_steps"),
+        "total_steps": told.get("total_steps"),
         "time_s": line.get("time_s"),
         "step_ms": line.get("perf/step_ms_p50"),
         "train_loss": line.get("train/loss"),
