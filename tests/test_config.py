@@ -7,6 +7,7 @@ import os
 from dataclasses import fields, is_dataclass, replace
 from enum import Enum
 from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,12 +15,13 @@ import yaml
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.utils import get_object
-from omegaconf import MISSING, OmegaConf
+from omegaconf import MISSING, OmegaConf, open_dict
 
 from precision_lab import config, hardware, open_sets
 from precision_lab.batches import TrainBatches, place_on
 from precision_lab.config import CONF, Config, DeviceConfig, Dtype, Float32Mode, compose, load_precision
 from precision_lab.errors import InputError
+from precision_lab.folders import sweep_folder
 from precision_lab.optim import build_optimizer
 from precision_lab.precision import Policy
 from precision_lab.recorder import METRICS
@@ -181,12 +183,16 @@ def test_the_name_of_a_sweep_is_fit_for_a_folder(name, folder):
     assert len(folder.encode()) <= 255  # what a file system takes
 
 
-@pytest.mark.parametrize("words", [[], ["name=a/b"], ["name='two, words'"], ["experiment=smoke"]])
-def test_hydra_s_own_folder_lies_in_the_sweep_s(words):
-    """Hydra makes it from the text of conf/config.yaml, the jobs' folders are made by `sweep_name`."""
-    whole = copy.deepcopy(composed(*words, with_hydra=True))
-    whole.hydra.sweep.dir = whole._get_node("hydra")._get_node("sweep")._get_node("dir")._value().partition("/${now")[0]
-    assert whole.hydra.sweep.dir == f"{whole.paths.outputs}/sweeps/{config.sweep_name(whole.name)}/commands"
+@pytest.mark.parametrize(
+    "words", ["", "name=a/b", "name='two,words'", "experiment=smoke", "experiment=smoke name=null"]
+)
+def test_the_command_of_a_sweep_is_written_beside_its_jobs(words):
+    """Its folder is named by conf/config.yaml, the jobs' by a run's own name."""
+    whole = copy.deepcopy(composed(*words.split(), with_hydra=True))
+    folder, experiment = Path(whole.hydra.sweep.dir), whole.hydra.runtime.choices.experiment
+    with open_dict(whole):
+        del whole["hydra"]
+    assert folder.parent == sweep_folder(config.typed(whole, experiment)) / "commands"
 
 
 # --- no default hidden in code --------------------------------------------------------------

@@ -203,6 +203,9 @@ CASES = {
     ),
     "precision.fp32_modules=head": ("precision.fp32_modules", "list"),
     "wandb.mode=ofline": ("wandb.mode=ofline is not valid; valid are online, offline, disabled.",),
+    "on_error=ignore": ("on_error=ignore is not valid; valid are continue, stop.",),
+    "on_unsupported=go": ("on_unsupported=go is not valid; valid are stop, skip.",),
+    "rerun=some": ("rerun=some is not valid; valid are never, failed, all.",),
     "precision=fp16 precision.name=xyz": ("precision.name=xyz", "precision/xyz.yaml"),
     # out of range
     "trainer.steps=-1": ("trainer.steps=-1 is too small; it must be at least 1.",),
@@ -219,6 +222,16 @@ CASES = {
     "precision=auto precision.min_scale=2": ("precision=auto takes no further precision settings",),
     "precision=fp32 precision.fp32_modules=[head]": ("precision.fp32_modules", "precision.autocast_dtype is null"),
     "model=custom": ("model._target_", "write model=custom model._target_=module.Name."),
+    # one job of a sweep
+    "-m precision=fp32,bf61": ("precision=bf61 does not exist; did you mean bf16?",),
+    "-m seed=0,-1": ("seed=-1 is out of range; it must be from 0 to 4294967295.",),
+    "-m trainer.stepz=1,2": ("trainer.stepz is not a known key; did you mean steps?", *TRAINER_KEYS),
+    "-m optimizer.lr=0.1,abc": ("optimizer.lr=abc must be a finite number above 0.",),
+    "-m model=mlp,cnn dataset=synthetic_tokens": ("model=mlp works on images",),
+    "-m rerun=some seed=0,1": ("rerun=some is not valid; valid are never, failed, all.",),
+    "-m name=${nowhere} seed=0,1": ("nowhere", "name"),
+    "-m hydra/launcher=nope seed=0,1": ("hydra/launcher=nope does not exist", "isolated"),
+    "-m hydra/launcher=basic seed=0,1": ("hydra/launcher=basic runs all jobs in one process", "isolated"),
     # files
     "dataset=image_folder dataset.root=/nowhere": ("dataset.root=/nowhere is not a folder",),
     "dataset=cifar10 dataset.root=/nowhere": ("CIFAR10 is not in dataset.root=/nowhere", "dataset.download=true"),
@@ -226,7 +239,7 @@ CASES = {
     # Hydra's grammar and interpolation
     "name=${nowhere}": ("nowhere", "name"),
     "name=${oc.env:NO_SUCH_VARIABLE}": ("NO_SUCH_VARIABLE", "name"),
-    "precision=fp32,bf16": ("precision=fp32,bf16",),
+    "precision=fp32,bf16": ("precision=fp32,bf16", "add -m"),
     "precision=null": ("precision",),
     "~precision": ("precision has no value",),
 }

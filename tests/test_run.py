@@ -53,7 +53,8 @@ COMMANDS = {
     "sighup": own("mine.Killed", "mine.regression", "+model.name=SIGHUP", "trainer.steps=100000"),
     "bad_output": own("mine.Line", "precision_lab.task.LanguageModel"),
     "check": ["check=true", "precision=fp32", *TINY],
-    "multirun": ["-m", "precision=fp32,bf16", *TINY],
+    "several_without_m": ["precision=fp32,bf16", *TINY],
+    "basic_launcher": ["-m", "hydra/launcher=basic", "precision=fp32,bf16", *TINY],
     "cnn_fp32": ["precision=fp32", *CNN],
     "cnn_bf16": ["precision=bf16", *CNN],
     "torchvision": [
@@ -362,16 +363,28 @@ def test_check_makes_no_folder(runs):
 
 
 def test_nothing_is_left_where_a_run_was_started(runs):
-    assert [run.left_in_cwd for run in runs("fp32", "bf16", "raising", "check", "multirun")] == [[], [], [], [], []]
+    asked = runs("fp32", "bf16", "raising", "check", "several_without_m", "basic_launcher")
+    assert [run.left_in_cwd for run in asked] == [[]] * 6
 
 
-def test_multirun_is_refused_in_one_sentence(runs):
-    run = runs("multirun")
-    assert run.code == 2
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        (
+            "several_without_m",
+            "precision=fp32,bf16 holds several values, and a run takes one; add -m to run them all.",
+        ),
+        (
+            "basic_launcher",
+            "hydra/launcher=basic runs all jobs in one process, where backend flags and memory peaks leak from one to "
+            "the next; use hydra/launcher=isolated.",
+        ),
+    ],
+)
+def test_several_runs_in_one_process_are_refused(runs, name, sentence):
+    run = runs(name)
+    assert (run.code, run.out, run.err) == (2, "", f"precision-lab: {sentence}\n")
     assert not run.outputs.exists()
-    assert run.out == ""
-    assert run.err.startswith("precision-lab: -m ")
-    assert run.err.count("\n") == 1
 
 
 # ---- memory -----------------------------------------------------------------------------------------------

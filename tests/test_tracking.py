@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -126,8 +127,10 @@ def test_what_wandb_is_given(wandb, tmp_path):
         **{key: INIT[key] for key in ("name", "group", "tags", "config")},
     }
     assert given["reinit"] == "finish_previous"  # else a second run in one process would be the first's
-    assert given["settings"]["init_timeout"] < tracking.PATIENCE["init"]  # W&B's own words come first
-    assert given["settings"]["finish_timeout"] < tracking.PATIENCE["finish"]
+    settings, patience = given["settings"], tracking.PATIENCE
+    assert settings["login_timeout"] + settings["init_timeout"] < patience["init"]  # W&B's own words come first
+    assert settings["finish_timeout"] < patience["finish"]
+    assert settings["finish_timeout_raises"] is True  # else a run that was not handed over would look as if it were
     assert sum(tracking.PATIENCE[what] for what in ("init", "finish", "teardown")) <= 30
     assert stand_in.calls[1] == ("define_metric", ("*",), {"step_metric": "train/step"})
     assert stand_in.calls[2] == ("log", ({"train/step": 50, "train/loss": 0.5},), {})  # no step=
@@ -136,14 +139,22 @@ def test_what_wandb_is_given(wandb, tmp_path):
 
 
 def test_two_attempts_have_two_ids(wandb, tmp_path, monkeypatch):
+    """Later, in another process, or on another machine: each alone makes another id."""
     stand_in = wandb()
-    now = iter([1_000_000_000, 2_000_000_000])
-    monkeypatch.setattr(tracking.time, "time_ns", lambda: next(now))
-    for _ in range(2):
-        Mirror(asked("offline"), tmp_path, **INIT)
+    attempts = [("here", 7, 255), ("here", 7, 256), ("here", 8, 255), ("there", 7, 255)]
+    for node, pid, milliseconds in attempts:
+        monkeypatch.setattr(tracking.platform, "node", lambda node=node: node)
+        monkeypatch.setattr(tracking.os, "getpid", lambda pid=pid: pid)
+        monkeypatch.setattr(tracking.time, "time_ns", lambda now=milliseconds: now * 1_000_000 + 1)
+        Mirror(asked("offline"), tmp_path, **INIT | {"name": INIT["name"] + "x" * 200})
     ids = [kwargs["id"] for name, _, kwargs in stand_in.calls if name == "init"]
-    assert ids[0] != ids[1]
-    assert all(one.startswith(INIT["name"]) and len(one) <= 128 for one in ids)
+    assert len(set(ids)) == len(attempts)
+    parts = [re.fullmatch(r"(.*)-([0-9a-f]+)([0-9a-f]{4})", one).groups() for one in ids]
+    assert [time for _, time, _ in parts] == ["ff", "100", "ff", "ff"]
+    assert parts[0][2] == parts[1][2]
+    assert all(
+        name.startswith(INIT["name"]) and len(one) <= 128 - 11 for one, (name, *_) in zip(ids, parts, strict=True)
+    )
 
 
 @pytest.mark.parametrize(
@@ -167,11 +178,25 @@ def test_values_logged_are_a_copy(wandb, tmp_path):
     assert stand_in.calls[-1][1][0] is not values
 
 
+def test_every_call_is_made_in_one_thread_beside_the_run_s(wandb, tmp_path, monkeypatch):
+    stand_in = wandb()
+    threads = []
+    monkeypatch.setattr(stand_in, "_call", lambda *_, **__: threads.append(threading.current_thread()))
+    mirror = Mirror(asked("offline"), tmp_path, **INIT)
+    mirror.log({})
+    mirror.finish("completed", None, {})
+    assert len(threads) == 6
+    (thread,) = set(threads)
+    assert thread is not threading.current_thread()
+    thread.join(5)
+    assert not thread.is_alive()  # it ends with the mirror
+
+
 # --- failing -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("where", ["init", "define_metric", "log", "summary", "finish"])
-@pytest.mark.parametrize("error", [RuntimeError("no server\nsecond line"), OSError("disk full"), ValueError("")])
+@pytest.mark.parametrize("error", [RuntimeError("no server\nsecond line"), OSError("disk full"), SystemExit("")])
 def test_a_failure_is_one_warning_and_then_silence(wandb, tmp_path, warnings_of, where, error):
     stand_in = wandb(**{where: error})
     mirror = Mirror(asked("online"), tmp_path, **INIT)
@@ -181,6 +206,7 @@ def test_a_failure_is_one_warning_and_then_silence(wandb, tmp_path, warnings_of,
     mirror.finish("completed", None, {})
     assert mirror.state == "degraded"
     assert stand_in.names().count(where) == 1
+    assert stand_in.names()[-2:] == [where, "teardown"]  # else W&B would wait for its server at the process's end
     (warning,) = warnings_of()
     assert type(error).__name__ in warning
     assert str(error).split("\n")[0] in warning
@@ -188,31 +214,63 @@ def test_a_failure_is_one_warning_and_then_silence(wandb, tmp_path, warnings_of,
     assert LOCAL_FILES in warning
 
 
-@pytest.mark.parametrize("where", ["init", "log", "finish"])
-def test_a_call_that_hangs_is_left_behind(wandb, tmp_path, monkeypatch, warnings_of, where):
+@pytest.mark.parametrize("hanging", ["init", "define_metric", "log", "finish", "teardown", "init teardown"])
+def test_a_call_that_hangs_is_left_behind(wandb, tmp_path, monkeypatch, warnings_of, hanging):
     stand_in = wandb()
-    monkeypatch.setattr(tracking, "PATIENCE", dict.fromkeys(tracking.PATIENCE, 0.2))
-    hanging, answer = threading.Event(), getattr(stand_in, where)
-    monkeypatch.setattr(stand_in, where, lambda *args, **kwargs: (hanging.wait(30), answer(*args, **kwargs)))
+    patience = {"init": 0.21, "log": 0.22, "finish": 0.23, "teardown": 0.24}
+    assert set(patience) == set(tracking.PATIENCE)
+    monkeypatch.setattr(tracking, "PATIENCE", patience)
+    over, begun = threading.Event(), []
+    for name in hanging.split():
+        monkeypatch.setattr(stand_in, name, lambda *_, name=name, **__: (begun.append(name), over.wait(30)))
     start = time.monotonic()
     mirror = Mirror(asked("online"), tmp_path, **INIT)
     for step in range(3):
         mirror.log({"train/step": step})
     mirror.finish("completed", None, {})
-    assert time.monotonic() - start < 5
-    hanging.set()
+    mirror.finish("completed", None, {})
+    took = time.monotonic() - start
+    over.set()
+    assert took < 2  # the call's patience, and that of the teardown if it hangs too
     assert mirror.state == "degraded"
     (warning,) = warnings_of()
-    assert f"TimeoutError: no answer to {where} in 0.2 s" in warning
-    assert "teardown" in stand_in.names()  # else W&B would wait at the end of the process
+    what = {"define_metric": "init", "teardown": "finish"}.get(hanging, hanging.split()[0])
+    assert f"(TimeoutError: no answer to {what} in {patience[what]} s)" in warning
+    assert LOCAL_FILES in warning
+    assert begun.count(hanging.split()[0]) == (2 if hanging == "teardown" else 1)  # no later call is made
+    assert (stand_in.names() + begun).count("teardown") == (2 if hanging == "teardown" else 1)
+
+
+def test_a_call_that_hangs_does_not_keep_the_process(tmp_path):
+    (tmp_path / "wandb.py").write_text(
+        "import time\nSettings = dict\ndef init(**_): time.sleep(60)\ndef teardown(): time.sleep(60)\n"
+    )
+    code = (
+        "from pathlib import Path; from precision_lab import tracking; "
+        "tracking.PATIENCE = dict.fromkeys(tracking.PATIENCE, 0.1); "
+        "asked = tracking.WandbConfig(tracking.WandbMode.online, 'p', None); "
+        f"print(tracking.Mirror(asked, Path({str(tmp_path / 'outputs')!r}), name='n').state)"
+    )
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT / "src")])}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, timeout=30, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "degraded\n")
+    assert "no answer to init in 0.1 s" in done.stderr
 
 
 def test_what_wandb_exits_with_is_not_the_runs_exit(wandb, tmp_path, warnings_of):
-    wandb(teardown=SystemExit(3))
+    """Neither of a teardown after all went well, nor of the one after a failure."""
+    stand_in = wandb(teardown=SystemExit(3))
     mirror = Mirror(asked("online"), tmp_path, **INIT)
     mirror.finish("completed", None, {})
     assert mirror.state == "degraded"
-    assert len(warnings_of()) == 1
+    assert stand_in.names()[-3:] == ["finish", "teardown", "teardown"]
+    (warning,) = warnings_of()
+    assert "(SystemExit: 3)" in warning
+    wandb(log=OSError("disk full"), teardown=SystemExit(3))
+    mirror = Mirror(asked("online"), tmp_path, **INIT)
+    mirror.log({})
+    assert mirror.state == "degraded"
+    assert "(OSError: disk full)" in warnings_of()[1]
 
 
 def test_a_folder_that_cannot_be_made_is_a_failure_too(wandb, tmp_path, warnings_of):
@@ -223,9 +281,13 @@ def test_a_folder_that_cannot_be_made_is_a_failure_too(wandb, tmp_path, warnings
 
 
 def test_ctrl_c_passes_through(wandb, tmp_path):
-    wandb(log=KeyboardInterrupt())
+    stand_in = wandb(log=KeyboardInterrupt())
+    mirror = Mirror(asked("offline"), tmp_path, **INIT)
     with pytest.raises(KeyboardInterrupt):
-        Mirror(asked("offline"), tmp_path, **INIT).log({})
+        mirror.log({})
+    mirror.finish("interrupted", "Ctrl-C", {})  # and what was logged is handed over all the same
+    assert mirror.state == "offline"
+    assert stand_in.names()[-3:] == ["summary", "finish", "teardown"]
 
 
 SMALL_RUN = [
@@ -244,7 +306,7 @@ def losses(outputs):
     return [(line["train/step"], line["train/loss"]) for line in map(json.loads, path.read_text().splitlines())]
 
 
-@pytest.mark.parametrize("where", ["init", "log", "finish"])
+@pytest.mark.parametrize("where", ["init", "log", "finish", "teardown"])
 def test_training_goes_on_without_wandb(wandb, tmp_path, where):
     stand_in = wandb()
     assert run(compose([*SMALL_RUN, "wandb.mode=online", f"paths.outputs={tmp_path}/good"])) == 0

@@ -8,7 +8,9 @@ _SECRET_KEY = re.compile(r"(^|[_.-])(api_?key|access_?key|token|secret|password|
 
 
 # An override of the command line: `+model.api_key=...`
-_SECRET_WORD = re.compile(rf"^([\w+.@/-]*?{_SECRET_KEY.pattern.removesuffix('$')}=)(?!\[redacted\]).+", re.IGNORECASE | re.DOTALL)
+_SECRET_WORD = re.compile(
+    rf"^([\w+.@/-]*?{_SECRET_KEY.pattern.removesuffix('$')}=)(?!\[redacted\]).+", re.IGNORECASE | re.DOTALL
+)
 
 
 def secrets_in(environment: Mapping[str, str], values: Any = None) -> list[str]:
