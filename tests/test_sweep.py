@@ -329,7 +329,7 @@ def test_check_trains_nothing(tmp_path):
     assert done.code == 1
     assert re.search(r"case=good +checked", done.out)
     assert "no case 'oops'" in done.out
-    assert list(tmp_path.rglob("status.json")) == []
+    assert not (tmp_path / "outputs").exists()
 
 
 # ---- kills ------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -221,8 +222,13 @@ def test_a_call_that_hangs_is_left_behind(wandb, tmp_path, monkeypatch, warnings
     assert set(patience) == set(tracking.PATIENCE)
     monkeypatch.setattr(tracking, "PATIENCE", patience)
     over, begun = threading.Event(), []
-    for name in hanging.split():
-        monkeypatch.setattr(stand_in, name, lambda *_, name=name, **__: (begun.append(name), over.wait(30)))
+
+    def hang(which, *_, **__):
+        begun.append(which)
+        over.wait(30)
+
+    for which in hanging.split():
+        monkeypatch.setattr(stand_in, which, partial(hang, which))
     start = time.monotonic()
     mirror = Mirror(asked("online"), tmp_path, **INIT)
     for step in range(3):

@@ -1,6 +1,7 @@
 """A sweep, start to end: survey, plan, run, tell. No torch, no Hydra."""
 
 import shlex
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -28,19 +29,27 @@ def lead(composed: list[tuple[Config, list[str]]], write_command: Callable[[list
     jobs = in_turn(jobs)
     secrets = [secret for job in jobs for secret in secrets_in({}, as_values(job.asked))]
     places = slots(next((answer.gpus for answer in answers if answer.gpus), ()))
-    if not jobs[0].asked.check:
-        try:
-            write_command(secrets)
-        except OSError as error:
-            raise InputError(f"{error.filename} cannot be written ({error.strerror}); set paths.outputs.") from error
     view = View(jobs, secrets, len(places))
+    if jobs[0].asked.check:
+        with tempfile.TemporaryDirectory() as elsewhere:  # a check leaves nothing
+            for number, job in enumerate(jobs):
+                job.folder = Path(elsewhere) / str(number)
+            return _run(jobs, places, view, notes)
+    try:
+        write_command(secrets)
+    except OSError as error:
+        raise InputError(f"{error.filename} cannot be written ({error.strerror}); set paths.outputs.") from error
+    code = _run(jobs, places, view, notes)
+    compared = sorted({_short(sweep_folder(job.asked)) for job in jobs})
+    view.say(f"compare: python scripts/compare.py {shlex.join(compared)}")
+    return code
+
+
+def _run(jobs: list[Job], places: list[dict[str, str]], view: View, notes: list[str]) -> int:
     view.begin(notes)
     with view:
         code = run_jobs(jobs, places, view)
     view.summary()
-    if not jobs[0].asked.check:
-        folders = sorted({_short(sweep_folder(job.asked)) for job in jobs})
-        view.say(f"compare: python scripts/compare.py {shlex.join(folders)}")
     return code
 
 

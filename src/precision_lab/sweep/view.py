@@ -136,7 +136,7 @@ class View:
 
 def sentence(job: Job) -> str:
     """How a job stands, in words: `completed: step 60, 1.42 ms a step, val loss 0.1143, 6 s`."""
-    log = f"; see {job.folder / folders.LOG}" if job.status == "failed" else ""
+    log = f"; see {job.folder / folders.LOG}" if job.status == "failed" and not job.asked.check else ""
     if job.reason:
         return f"{_word(job)} ({job.reason}{log})"
     known = figures(job)
