@@ -48,6 +48,7 @@ COMMANDS = {
     "diverging": own("mine.Line", "mine.nothing_but_nan"),
     "raising": own("mine.Raises"),
     "greedy": own("mine.Greedy"),
+    "exiting": own("mine.Exits"),
     "ctrl_c": own("mine.Killed", "mine.regression", "+model.name=SIGINT", "trainer.steps=100000"),
     "sigterm": own("mine.Killed", "mine.regression", "+model.name=SIGTERM", "trainer.steps=100000"),
     "sighup": own("mine.Killed", "mine.regression", "+model.name=SIGHUP", "trainer.steps=100000"),
@@ -318,6 +319,12 @@ def test_a_model_that_raises_is_a_failed_run_of_one_line(runs):
     assert "Traceback" not in run.words
     told = [line for line in run.words.splitlines() if "third gear" in line]
     assert told == [f"fp32: failed at step 0 ({reason}; see {run.folder / 'train.log'})"]
+
+
+def test_a_model_that_exits_is_a_failed_run(runs):
+    run = runs("exiting")
+    assert run.code == 1
+    assert (run.result["status"], run.result["reason"]) == ("failed", "SystemExit: 0")
 
 
 def test_out_of_memory_is_a_result(runs):

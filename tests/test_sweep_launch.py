@@ -242,10 +242,10 @@ def test_a_failure_leaves_the_one_beside_it_running(tmp_path):
         ("print('one'); print('precision-lab: it is wrong\\n'); sys.exit(2)", "failed", "it is wrong"),
         ("raise ValueError('two words')", "failed", "ValueError: two words"),
         ("sys.exit(3)", "failed", "exit code 3"),
-        ("pass", "failed", "exit code 0"),  # as fine as it may look, there is no result
-        ("status('running')", "failed", "exit code 0"),
+        ("pass", "failed", "ended with exit code 0 "),  # as fine as it may look, there is no result
+        ("status('running')", "failed", "ended with exit code 0 "),
         ("status('running'); print('a word'); os._exit(5)", "failed", ""),  # what was in its buffer is lost
-        ("(here / 'status.json').write_text('{')", "failed", "exit code 0"),
+        ("(here / 'status.json').write_text('{')", "failed", "ended with exit code 0 "),
         (
             *("status('running'); os.kill(os.getpid(), signal.SIGKILL)", "failed"),
             "killed by SIGKILL, perhaps for want of memory",
@@ -404,6 +404,17 @@ def test_a_job_that_ignores_signals_is_killed_when_patience_ends(tmp_path, monke
     # whose end the sweep itself was: neither a failure nor want of memory, and the same command runs it
     assert jobs[0].status == "interrupted"
     assert "memory" not in jobs[0].reason
+
+
+def test_a_job_that_has_not_read_what_it_is_given_holds_up_nothing(tmp_path):
+    """More than a pipe takes: the sweep must not wait until it is read."""
+    unread = f"import time; open({str(tmp_path / 'ready')!r}, 'w').close(); time.sleep(30)"
+    jobs = jobs_of(tmp_path, "", model={**composed().model, "text": "x" * 300_000})
+    when(tmp_path / "ready", lambda: os.kill(os.getpid(), signal.SIGTERM))
+    began = time.monotonic()
+    assert run_all(jobs, child=unread) == 143
+    assert time.monotonic() - began < 10
+    assert stands(jobs) == [("interrupted", "")]
 
 
 def test_the_end_of_the_sweep_itself_is_seen_by_the_job(tmp_path, lead):

@@ -395,7 +395,7 @@ def test_no_secret_is_shown(tmp_path, monkeypatch, at_once, terminal):
 @pytest.mark.parametrize("title", ["model.password=abc seed=1", "seed=1 model.password=abc"])
 def test_a_value_under_a_secret_key_is_not_shown_and_what_stands_beside_it_is(tmp_path, title):
     """As in environment.json, where each override is by itself."""
-    (shown,) = titles([title.split()])
+    shown, _ = titles([title.split(), ["seed=2"]])
     text = summary([job(tmp_path, shown, "diverged", reason="loss is nan")])
     assert "abc" not in text
     assert text.count("seed=1") == text.count("model.password=[redacted]") == 2
@@ -405,3 +405,22 @@ def test_a_value_under_a_secret_key_is_not_shown_and_what_stands_beside_it_is(tm
 def test_the_folder_of_a_job_is_told_as_it_is(tmp_path):
     one = job(tmp_path / "a [b] c", status="failed", reason="no")
     assert str(Path(tmp_path / "a [b] c" / "train.log")) in summary([one], width=30)
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_reader_that_has_gone_is_no_reason_to_end_a_sweep(tmp_path, monkeypatch, at_once, terminal):
+    class Gone(io.StringIO):
+        def write(self, text):
+            raise BrokenPipeError
+
+        def isatty(self):
+            return terminal
+
+    monkeypatch.setattr("sys.stdout", Gone())
+    view = View([job(tmp_path, status="failed", reason="no")], [])
+    view.begin(["a note"])
+    with view:
+        view.update()
+        view.ended(view.jobs[0])
+    view.summary()
+    assert view._console.quiet

@@ -28,11 +28,16 @@ class Busy(Exception):
     """Another process is running this job."""
 
 
+def outputs(asked: Config) -> Path:
+    """`paths.outputs`, absolute: a user's code may change the working directory."""
+    return Path(asked.paths.outputs).absolute()
+
+
 def new_folder(asked: Config, device: str) -> Path:
     """Make the folder of a single run: `runs/<date>/<time with microseconds>_<slug>`."""
     now = datetime.now()
     name = f"{now:%H-%M-%S-%f}_{identity.slug(asked, device)}"
-    folder = Path(asked.paths.outputs) / "runs" / f"{now:%Y-%m-%d}" / name
+    folder = outputs(asked) / "runs" / f"{now:%Y-%m-%d}" / name
     try:
         folder.mkdir(parents=True)
     except OSError as error:
@@ -47,7 +52,7 @@ def open_log(folder: Path) -> TextIO:
 
 def sweep_folder(asked: Config) -> Path:
     """`sweeps/<name>`: the jobs of one experiment, whenever they ran."""
-    return Path(asked.paths.outputs) / "sweeps" / sweep_name(asked.name)
+    return outputs(asked) / "sweeps" / sweep_name(asked.name)
 
 
 def job_folder(asked: Config, device: str) -> Path:

@@ -189,6 +189,6 @@ def describe(device: torch.device, support: dict[str, str]) -> str:
     return f"{device.type}: {machine['model']}{threads}; {words}"
 
 
-def is_out_of_memory(error: Exception) -> bool:
+def is_out_of_memory(error: BaseException) -> bool:
     """Whether a device or the host ran out of memory; torch's CPU allocator has no exception of its own."""
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)

@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any, TextIO
 
 from precision_lab import folders, hardware, identity, open_sets
@@ -119,7 +118,7 @@ class _Run:
             self.stops.hold()
             status, reason = "interrupted", str(stop)
             code = 130 if reason == "Ctrl-C" else 143
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # sys.exit() in a model is no end of ours
             self.stops.hold()
             first_line = str(error).split("\n")[0]
             if hardware.is_out_of_memory(error):
@@ -162,7 +161,7 @@ class _Run:
         }
         self.mirror = Mirror(
             asked.wandb,
-            Path(asked.paths.outputs),
+            folders.outputs(asked),
             name=identity.slug(asked, device),
             job_type="train",
             **redact(words, self.secrets),

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 
 import torch
 import torch.nn.functional as F
@@ -53,6 +54,11 @@ def nothing_but_nan(model, batch):
 class Raises(Line):
     def forward(self, x):
         raise ValueError("the third gear is missing\nand a second line")
+
+
+class Exits(Line):
+    def forward(self, x):
+        sys.exit(0)
 
 
 class Greedy(Line):

@@ -143,6 +143,8 @@ class _Running:
             job.before = status != "running"
         elif self._stopped or code in (130, 143, -signal.SIGINT, -signal.SIGTERM, -signal.SIGHUP):
             job.status = "interrupted"
+        elif code == 0 or (own and code > 0):
+            job.status, job.reason = "failed", f"ended with exit code {code} and without a result"
         else:
             job.status, job.reason = "failed", _last_words(self._log, self._log_start, code)
 

@@ -45,9 +45,10 @@ class Job:
 
 
 def titles(overrides: list[list[str]]) -> list[str]:
-    """For each job the overrides that not all jobs share, redacted; all of its overrides where nothing differs."""
-    shared = set.intersection(*map(set, overrides)) if len(overrides) > 1 else set()
-    own = [[word for word in words if word not in shared] or words for words in overrides]
+    """For each job the overrides that not all jobs share, redacted; else its experiment, arm and seed."""
+    shared = set.intersection(*map(set, overrides))
+    telling = [word for word in sorted(shared) if word.startswith(("experiment=", "precision=", "seed="))]
+    own = [[word for word in words if word not in shared] or telling or words for words in overrides]
     secrets = secrets_in(os.environ)
     return [" ".join(redact(words, secrets)) or "defaults" for words in own]
 

@@ -21,13 +21,19 @@ COLOURS = {"completed": "green", "running": "cyan", "failed": "red", "diverged":
 COLUMNS = {"step": "step", "step_ms": "ms/step", "train_loss": "train loss", "val_loss": "val loss", "time": "time"}
 
 
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Say no more: a reader that has gone is no reason to end a sweep."""
+        self.quiet = True
+
+
 class View:
     """Shows the jobs as they are. `secrets` are kept off the terminal; `places` is how many jobs run at a time."""
 
     def __init__(self, jobs: list[Job], secrets: list[str], places: int = 1, console: Console | None = None):
         self.jobs, self.places = jobs, places
         self._secrets = secrets + secrets_in(os.environ)
-        self._console = console or Console(highlight=False)
+        self._console = console or _Console(highlight=False)
         terminal = self._console.is_terminal
         self._live = Live(console=self._console, auto_refresh=False, transient=True) if terminal else None
         self._shown = 0.0
