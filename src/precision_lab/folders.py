@@ -108,6 +108,8 @@ def _lock(log: TextIO) -> None:
         fcntl.lockf(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError) as error:
         raise Busy from error
+    except OSError as error:
+        raise InputError(f"{log.name} cannot be locked ({error.strerror}); set paths.outputs.") from error
 
 
 def _set_aside(folder: Path) -> None:

@@ -32,6 +32,7 @@ class Mirror:
     def __init__(self, asked: WandbConfig, folder: Path, **init: Any):
         """W&B's files go to `folder`/wandb, shared by all runs of a project, so that one viewer sees them all."""
         self.state = asked.mode.name
+        self._wandb: Any = None  # the module, once it is imported
         self._run: Any = None
         self._worker: _Worker | None = None
         if asked.mode is WandbMode.disabled:
@@ -45,6 +46,7 @@ class Mirror:
         os.environ.setdefault("WANDB_SILENT", "true")  # the setting below comes too late for the login's line
         import wandb
 
+        self._wandb = wandb
         self._run = wandb.init(
             project=asked.project,
             dir=str(folder),
@@ -75,7 +77,7 @@ class Mirror:
         def close() -> None:
             self._run.summary.update({**summary, "status": status, "reason": reason or ""})
             self._run.finish(exit_code=0 if status == "completed" else 1)
-            _teardown()
+            self._wandb.teardown()
 
         self._try("finish", close)
         self._leave()
@@ -92,7 +94,7 @@ class Mirror:
         self.state = "degraded"
         self._leave()
         with contextlib.suppress(Exception, SystemExit):  # else W&B waits for its server when the process ends
-            _Worker().do(_teardown, PATIENCE["teardown"])
+            _Worker().do(lambda: self._wandb.teardown(), PATIENCE["teardown"])
         text = str(error).strip().split("\n")[0].replace("<no message>", "refused by the server")
         if isinstance(error, TimeoutError):
             text = f"no answer to {what} in {PATIENCE[what]} s"
@@ -128,12 +130,6 @@ class _Worker:
     def end(self) -> None:
         """No more calls; does not wait for one that hangs."""
         self._calls.put(None)
-
-
-def _teardown() -> None:
-    import wandb
-
-    wandb.teardown()
 
 
 def _run_id(name: str) -> str:

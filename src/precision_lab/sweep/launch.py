@@ -107,7 +107,7 @@ class _Running:
         threading.Thread(target=self._hand_over, args=(pickle.dumps(order),), daemon=True).start()
 
     def _hand_over(self, order: bytes) -> None:
-        with suppress(OSError):  # the job ended before it read
+        with suppress(OSError, ValueError):  # the job ended before it read, and the pipe may be closed
             self.process.stdin.write(order)
             self.process.stdin.flush()
 

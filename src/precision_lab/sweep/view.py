@@ -113,7 +113,7 @@ class View:
     def _that_fits(self) -> Table:
         """The jobs around the one that runs, as many as the terminal has rows for: a title may take several."""
         now = next((n for n, job in enumerate(self.jobs) if job.status in ("running", "waiting")), len(self.jobs))
-        room = len(self.jobs)
+        room = max(1, min(len(self.jobs), self._console.height - 3))
         while True:
             start = max(0, min(now - room // 2, len(self.jobs) - room))
             table = self._table(self.jobs[start : start + room])
