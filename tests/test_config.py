@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+import itertools
 import math
 import os
 from dataclasses import fields, is_dataclass, replace
@@ -19,7 +20,7 @@ from omegaconf import MISSING, OmegaConf, open_dict
 
 from precision_lab import config, hardware, open_sets
 from precision_lab.batches import TrainBatches, place_on
-from precision_lab.config import CONF, Config, DeviceConfig, Dtype, Float32Mode, compose, load_precision
+from precision_lab.config import CONF, ROOT, Config, DeviceConfig, Dtype, Float32Mode, compose, load_precision
 from precision_lab.errors import InputError
 from precision_lab.folders import sweep_folder
 from precision_lab.optim import build_optimizer
@@ -520,3 +521,15 @@ def test_tf32_is_refused_on_a_cpu():
     device = hardware.select_device(DeviceConfig(config.DeviceType.cpu, None, False, False))
     with pytest.raises(InputError, match="precision=tf32 needs tf32, which this cpu device does not have"):
         hardware.check_support(load_precision("tf32"), device, hardware.dtype_support(device))
+
+
+def test_the_command_of_wandbs_agents_is_one_that_hydra_understands():
+    stated = yaml.safe_load((CONF / "wandb_sweep" / "grid.yaml").read_text())
+    before = stated["command"][: stated["command"].index("${args_no_hyphens}")]
+    assert before[:3] == ["${env}", "${interpreter}", "${program}"]
+    assert (ROOT / stated["program"]).is_file()
+    axes = [[f"{key}={value}" for value in choice["values"]] for key, choice in stated["parameters"].items()]
+    asked = [compose([*before[3:], *words]) for words in itertools.product(*axes)]
+    assert len({(one.precision.name, one.seed) for one in asked}) == 9
+    assert {one.wandb.mode.name for one in asked} == {"online"}
+    assert stated["metric"]["name"].removeprefix("final/").replace("_", "/", 1) in METRICS
