@@ -264,7 +264,7 @@ def test_a_data_worker_that_outlives_its_run_holds_nothing(tmp_path, held):
 
 
 def test_a_finished_job_can_be_claimed_again_after_it_was_looked_at(tmp_path):
-    write(tmp_path, status={"status": "completed"})
+    write(tmp_path, status={"status": "completed"}, result={"fingerprint": HERE})
     assert claim(tmp_path, Rerun.never, HERE) == (None, "completed")
     process = subprocess.run(
         [sys.executable, "-P", "-c", HOLDER.replace("sleep(60)", "sleep(0)").replace("never", "all"), tmp_path],
@@ -367,3 +367,9 @@ def test_a_single_run_s_folder_that_cannot_be_made_is_wrong_input(tmp_path):
 def test_the_log_has_one_name(tmp_path):
     with folders.open_log(tmp_path) as log:
         assert Path(log.name) == tmp_path / folders.LOG == tmp_path / "train.log"
+
+
+@pytest.mark.parametrize("files", [{}, {"result": ""}, {"result": '{"summary": '}])
+def test_a_finished_job_whose_result_is_lost_is_missing(tmp_path, files):
+    write(tmp_path, status={"status": "completed"}, **files)
+    assert finished(tmp_path, Rerun.never, HERE) is None

@@ -226,8 +226,13 @@ def test_which_config_values_are_secrets():
         "dataset": {"password": "short", "token": 1234567890, "secret": None},
         "name": "free-text",
     }
-    assert secrets_in({}, values) == ["model-secret", "deep-secret"]
-    assert secrets_in({"HF_TOKEN": "hf_abcdefgh"}, values) == ["hf_abcdefgh", "model-secret", "deep-secret"]
+    assert secrets_in({}, values) == ["model-secret", "deep-secret", "1234567890"]
+    assert secrets_in({"HF_TOKEN": "hf_abcdefgh"}, values) == [
+        "hf_abcdefgh",
+        "model-secret",
+        "deep-secret",
+        "1234567890",
+    ]
 
 
 def test_a_secret_of_the_config_is_redacted_wherever_it_stands(tmp_path):
@@ -289,3 +294,8 @@ def test_the_contract_s_metrics_are_all_there():
         "perf/samples_per_s": "higher",
         "train/lr": None,
     }
+
+
+def test_all_that_stands_below_a_secret_key_is_a_secret():
+    values = {"note": [{"token": ["first-secret", 987654321012]}, {"password": 1234512345}], "seed": 123456789}
+    assert secrets_in({}, values) == ["first-secret", "987654321012", "1234512345"]

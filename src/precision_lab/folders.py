@@ -68,7 +68,9 @@ def finished(folder: Path, rerun: Rerun, fingerprint: dict[str, Any]) -> str | N
     status = read_json(folder / "status.json").get("status")
     if status not in FINISHED[rerun]:
         return None
-    made_on = read_json(folder / "result.json").get("fingerprint") or fingerprint
+    made_on = read_json(folder / "result.json").get("fingerprint")
+    if not made_on:  # lost or damaged: what it found is to be found again
+        return None
     if made_on != fingerprint:
         keys = [key for key in {**made_on, **fingerprint} if made_on.get(key) != fingerprint.get(key)]
         differ = ", ".join(f"{key} {made_on.get(key)}, here {fingerprint.get(key)}" for key in keys)

@@ -22,12 +22,16 @@ def secrets_in(environment: Mapping[str, str], values: Any = None) -> list[str]:
     return [value for value in found + list(_under_secret_keys(values)) if len(value) >= 8]
 
 
-def _under_secret_keys(values: Any) -> Iterator[str]:
-    items = values.items() if isinstance(values, dict) else enumerate(values) if isinstance(values, list) else ()
-    for key, value in items:
-        if isinstance(value, str) and _SECRET_KEY.search(str(key)):
-            yield value
-        yield from _under_secret_keys(value)
+def _under_secret_keys(values: Any, secret: bool = False) -> Iterator[str]:
+    """All texts and numbers below a secret-looking key, as text, however deep."""
+    if isinstance(values, dict):
+        for key, value in values.items():
+            yield from _under_secret_keys(value, secret or bool(_SECRET_KEY.search(str(key))))
+    elif isinstance(values, list | tuple):
+        for value in values:
+            yield from _under_secret_keys(value, secret)
+    elif secret and values is not None and not isinstance(values, bool):
+        yield str(values)
 
 
 def redact(values: Any, secrets: list[str]) -> Any:

@@ -10,6 +10,7 @@ from statistics import mean, median, stdev
 from typing import Any
 
 from rich.table import Table
+from rich.text import Text
 
 from precision_lab.folders import read_json
 
@@ -37,14 +38,14 @@ def _table(group: list[dict[str, Any]]) -> Table:
     first = group[0]
     machine, config = first["fingerprint"], first["config"]
     title = f"{config.get('name') or 'unnamed'} ({first['experiment_signature']}) on {machine['model']}"
-    table = Table(box=None, pad_edge=False, title=title, title_justify="left", header_style="bold")
+    table = Table(box=None, pad_edge=False, title=Text(title), title_justify="left", header_style="bold")
     for column in COLUMNS:
         table.add_column(column, justify="left" if column in ("arm", "runs") else "right")
     arms: dict[str, list[dict[str, Any]]] = {}
     for result in group:
         arms.setdefault(result["arm"], []).append(result)
     for arm, runs in sorted(arms.items()):
-        table.add_row(arm, *_cells(runs))
+        table.add_row(Text(arm), *_cells(runs))
     return table
 
 

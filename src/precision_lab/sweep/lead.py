@@ -22,6 +22,8 @@ def lead(composed: list[tuple[Config, list[str]]], write_command: Callable[[list
     InputError before anything is written: an arm that the machine cannot do, or jobs that cannot be told
     apart. `write_command` is called once, with the secrets it must not write, before the first job.
     """
+    if not composed:
+        raise InputError("The sweep has no job: a key was given an empty range of values.")
     names = titles([overrides for _, overrides in composed])
     jobs = [Job(overrides, name, asked) for (asked, overrides), name in zip(composed, names, strict=True)]
     answers = survey([job.asked for job in jobs])
