@@ -3,10 +3,12 @@
 Hydra imports this module at every start, so that it loads what a sweep needs only when there is one.
 """
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
 from hydra._internal.core_plugins.basic_launcher import BasicLauncher
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.hydra_config import HydraConfig
@@ -74,10 +76,6 @@ class GridSweeper(BasicSweeper):
 
 def write_command(config: DictConfig, secrets: list[str]) -> None:
     """Write multirun.yaml: the sweep's own config with the overrides, as Hydra composed it."""
-    import os
-
-    import yaml
-
     from precision_lab.redaction import redact, secrets_in
 
     values = OmegaConf.to_container(config, resolve=False, enum_to_str=True)

@@ -24,6 +24,7 @@ class Resolved:
     asked: Config
     device: torch.device
     support: dict[str, str]
+    emulated: list[str]  # dtypes that the arm uses and the device has no units for
     notes: list[str]  # lines for the reader: the machine, what auto chose
 
 
@@ -35,7 +36,6 @@ class Assembly:
     policy: Policy
     workload: Workload
     place: Callable[[Any], Any]  # moves a batch to the device
-    support: dict[str, str]
     flags: dict[str, Any]  # backend flags as they read once set
     proof: dict[str, Any]  # what was measured to execute
     total_steps: int
@@ -51,21 +51,21 @@ def resolve(asked: Config) -> Resolved:
         arm, reason = hardware.choose_precision(device, support)
         asked = replace(asked, precision=config.load_precision(arm))
         notes.append(f"precision=auto: {arm}, since {reason}")
-    hardware.check_support(asked.precision, device, support)
-    return Resolved(asked, device, support, notes)
+    emulated = hardware.check_support(asked.precision, device, support)
+    return Resolved(asked, device, support, emulated, notes)
 
 
 def assemble(resolved: Resolved) -> Assembly:
     """Build the workload and prove the arm's label. Raises InputError, or LabelError from the proof."""
-    asked, device, support = resolved.asked, resolved.device, resolved.support
-    notes = _emulation_notes(asked, device, support)
+    asked, device = resolved.asked, resolved.device
+    notes = [_emulation_note(name, device) for name in resolved.emulated]
     policy = Policy(asked.precision, device)
     flags = policy.apply_backends()
     proof = policy.prove()
     place = place_on(device, asked.device.channels_last)
     workload = build(asked)
     steps = _total_steps(asked.trainer, len(workload.data.train))
-    return Assembly(asked, policy, workload, place, support, flags, proof, steps, notes)
+    return Assembly(asked, policy, workload, place, flags, proof, steps, notes)
 
 
 def _total_steps(plan: TrainerConfig, samples: int) -> int:
@@ -80,15 +80,12 @@ def _total_steps(plan: TrainerConfig, samples: int) -> int:
     return steps
 
 
-def _emulation_notes(asked: Config, device: torch.device, support: dict[str, str]) -> list[str]:
-    notes = []
-    for name in hardware.check_support(asked.precision, device, support):
-        ratio = hardware.slowdown(getattr(torch, name), device)
-        notes.append(
-            f"{name} has no units of its own here: a 256 x 256 matmul was measured just now to take "
-            f"{ratio:.3g} times as long as in float32. Expect no gain in speed."
-        )
-    return notes
+def _emulation_note(name: str, device: torch.device) -> str:
+    ratio = hardware.slowdown(getattr(torch, name), device)
+    return (
+        f"{name} has no units of its own here: a 256 x 256 matmul was measured just now to take "
+        f"{ratio:.3g} times as long as in float32. Expect no gain in speed."
+    )
 
 
 def training_batches(ready: Assembly) -> TrainBatches:

@@ -254,9 +254,7 @@ def register() -> None:
     ConfigStore.instance().store(name="schema", node=Config)
     OmegaConf.register_new_resolver("precision_lab.root", lambda: str(ROOT), replace=True)
     OmegaConf.register_new_resolver("precision_lab.wandb", _wandb_variable, replace=True)
-    OmegaConf.register_new_resolver(
-        "precision_lab.sweep", lambda name, experiment: sweep_name(name or experiment), replace=True
-    )
+    OmegaConf.register_new_resolver("precision_lab.sweep", _sweep_of, replace=True)
 
 
 def _sweep_of(name: str | None, experiment: str | None) -> str:

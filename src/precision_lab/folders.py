@@ -17,11 +17,8 @@ from precision_lab.errors import InputError
 
 LOG = "train.log"
 # The statuses that a sweep leaves as they are; of any other a run is missing, a dead process's `running` too.
-FINISHED = {
-    Rerun.never: {"completed", "diverged", "out_of_memory", "failed"},
-    Rerun.failed: {"completed", "diverged", "out_of_memory"},
-    Rerun.all: set(),
-}
+RESULTS = {"completed", "diverged", "out_of_memory"}
+FINISHED = {Rerun.never: RESULTS | {"failed"}, Rerun.failed: RESULTS, Rerun.all: set()}
 
 
 class Busy(Exception):

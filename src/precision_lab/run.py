@@ -65,16 +65,17 @@ def run(asked: Config, sweep: bool = False) -> int:
             return _Run(resolved, parts, recorder, surroundings, secrets, stops).to_the_end()
 
 
-_jobs: list[int] = []
+_a_job_ran = False
 
 
 def _refuse_a_second_job() -> None:
-    if _jobs:
+    global _a_job_ran
+    if _a_job_ran:
         raise InputError(
             "This launcher runs several jobs in one process, where backend flags and memory peaks leak from one to "
             "the next; use hydra/launcher=isolated."
         )
-    _jobs.append(os.getpid())
+    _a_job_ran = True
 
 
 Parts = tuple[Assembly, Trainer, TrainBatches]

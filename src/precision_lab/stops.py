@@ -3,9 +3,25 @@
 import os
 import signal
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 _orphaned = threading.Event()
+
+
+@contextmanager
+def handled_by(handler: Callable[[int, Any], None]) -> Iterator[None]:
+    """SIGINT, SIGTERM and SIGHUP go to `handler`, but for those that are ignored: nohup means it."""
+    before = {}
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            before[number] = signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
 
 
 class Terminated(BaseException):
@@ -20,20 +36,16 @@ class Stops:
     """
 
     def __init__(self) -> None:
-        self._numbers = [getattr(signal, n) for n in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, n)]
-        self._before: dict[int, Any] = {}
+        self._handling = handled_by(self._handle)
         self._arrived: str | None = None
         self._held = True
 
     def __enter__(self) -> "Stops":
-        for number in self._numbers:
-            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup means it
-                self._before[number] = signal.signal(number, self._handle)
+        self._handling.__enter__()
         return self
 
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+    def __exit__(self, *failure: Any) -> None:
+        self._handling.__exit__(*failure)
 
     def _handle(self, number: int, frame: Any) -> None:
         name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name

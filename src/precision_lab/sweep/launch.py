@@ -8,19 +8,17 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from precision_lab import folders
 from precision_lab.config import ROOT, OnError, Rerun
+from precision_lab.stops import handled_by
 from precision_lab.sweep.child import Order
 from precision_lab.sweep.plan import Job
 from precision_lab.sweep.view import View
 
 CHILD = [sys.executable, "-P", "-c", "from precision_lab.sweep.child import main; main()"]
-RESULTS = ("completed", "diverged", "out_of_memory")
 POLL_S = 0.1
 PATIENCE_S = 60  # that a job gets to end after a signal, before it is killed
 
@@ -38,12 +36,12 @@ def run_jobs(jobs: list[Job], places: list[dict[str, str]], view: View, child: l
 
     0: every job has a result or was skipped as asked; 1: one failed or is left; 130 or 143: interrupted.
     """
-    with _signals() as arrived:
-        sweep = _Sweep(jobs, places, view, child)
-        sweep.to_the_end(arrived)
+    arrived: list[int] = []  # noted, the first one first; they interrupt nothing here
+    with handled_by(lambda number, frame: arrived.append(number)):
+        _Sweep(jobs, places, view, child).to_the_end(arrived)
     if arrived:
         return 130 if arrived[0] == signal.SIGINT else 143
-    fine = (*RESULTS, "unsupported", "same", "elsewhere", "checked")
+    fine = (*folders.RESULTS, "unsupported", "same", "elsewhere", "checked")
     return 0 if all(job.status in fine for job in jobs) else 1
 
 
@@ -159,18 +157,3 @@ def _last_words(log: Path, start: int, code: int) -> str:
         file.seek(start)  # what stands before is an earlier attempt's
         lines = file.read().decode(errors="replace").strip().splitlines()
     return lines[-1].removeprefix("precision-lab: ") if lines else f"exit code {code}"
-
-
-@contextmanager
-def _signals() -> Iterator[list[int]]:
-    """SIGINT, SIGTERM and SIGHUP are noted, the first one first, and interrupt nothing."""
-    arrived: list[int] = []
-    before: dict[int, Any] = {}
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            before[number] = signal.signal(number, lambda number, frame: arrived.append(number))
-    try:
-        yield arrived
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

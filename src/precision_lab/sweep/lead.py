@@ -29,7 +29,7 @@ def lead(composed: list[tuple[Config, list[str]]], write_command: Callable[[list
     answers = survey([job.asked for job in jobs])
     notes = settle(jobs, answers)
     jobs = in_turn(jobs)
-    secrets = [secret for job in jobs for secret in secrets_in({}, as_values(job.asked))]
+    secrets = secrets_in({}, [as_values(job.asked) for job in jobs])
     places = slots(next((answer.gpus for answer in answers if answer.gpus), ()))
     view = View(jobs, secrets, len(places))
     if jobs[0].asked.check:
