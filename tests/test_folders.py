@@ -373,3 +373,13 @@ def test_the_log_has_one_name(tmp_path):
 def test_a_finished_job_whose_result_is_lost_is_missing(tmp_path, files):
     write(tmp_path, status={"status": "completed"}, **files)
     assert finished(tmp_path, Rerun.never, HERE) is None
+
+
+def test_a_status_that_is_no_text_is_none(tmp_path):
+    write(tmp_path, status={"status": ["completed"]}, result={"fingerprint": HERE})
+    assert finished(tmp_path, Rerun.never, HERE) is None
+
+
+def test_a_secret_of_the_config_is_no_part_of_a_sweeps_folder(tmp_path):
+    asked = config.compose(["name=run-correct-horse", "+model.api_key=correct-horse", f"paths.outputs={tmp_path}"])
+    assert sweep_folder(asked) == tmp_path / "sweeps" / "run-redacted"

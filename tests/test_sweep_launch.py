@@ -26,6 +26,7 @@ from precision_lab.sweep import launch
 from precision_lab.sweep.launch import run_jobs, slots
 from precision_lab.sweep.plan import Job
 from precision_lab.sweep.view import View
+from precision_lab.terminal import CHECKED
 
 FAKE = """
 import json, os, pickle, signal, sys, time
@@ -63,6 +64,7 @@ import io, json, pickle, sys
 from rich.console import Console
 from precision_lab.sweep import launch
 from precision_lab.sweep.view import View
+from precision_lab.terminal import CHECKED
 
 launch.POLL_S = 0.01
 jobs, child = pickle.load(open(sys.argv[1], "rb"))
@@ -316,13 +318,15 @@ def test_an_earlier_process_that_had_the_same_number_is_another_one(tmp_path):
 
 
 def test_a_check_is_checked_or_failed(tmp_path):
-    jobs = jobs_of(tmp_path, "pass", "sys.exit('precision-lab: seed is wrong')", check=True)
+    checked = f"print('bf16: {CHECKED}')"
+    jobs = jobs_of(tmp_path, checked, "sys.exit('precision-lab: seed is wrong')", "os._exit(0)", check=True)
     assert run_all(jobs) == 1
-    assert stands(jobs) == [("checked", ""), ("failed", "seed is wrong")]
+    nothing = "ended with exit code 0 and without a result"  # its own word is wanted, not its silence
+    assert stands(jobs) == [("checked", ""), ("failed", "seed is wrong"), ("failed", nothing)]
 
 
 def test_a_check_of_a_job_that_was_run_before_is_checked(tmp_path):
-    jobs = jobs_of(tmp_path, "pass", check=True)
+    jobs = jobs_of(tmp_path, f"print('bf16: {CHECKED}')", check=True)
     write_status(jobs[0].folder, "completed")
     assert run_all(jobs) == 0
     assert (jobs[0].status, jobs[0].before) == ("checked", False)

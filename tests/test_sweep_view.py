@@ -324,6 +324,9 @@ def test_what_to_do_next_is_told_where_there_is_something(tmp_path):
     jobs = many(tmp_path, 3, count=3)
     assert "The same command" not in summary(jobs)
     jobs[0].status, jobs[1].before = "failed", True
+    write(jobs[0], status={"status": "running"})  # it was killed, and could not tell
+    assert "1 of 3 jobs are left; the same command runs them." in summary(jobs)
+    write(jobs[0], status={"status": "failed"})
     text = summary(jobs)
     assert "The same command with rerun=failed runs the failed ones again." in text
     assert "1 of 3 jobs had been run before and were left as they are." in text
@@ -350,7 +353,7 @@ def led(monkeypatch, tmp_path):
         answer = Answer(precision=jobs[0][0].precision, device="cpu", notes=("a note",))
         monkeypatch.setattr(lead_module, "survey", lambda asked: [answer] * len(asked))
         monkeypatch.setattr(lead_module, "run_jobs", run_jobs)
-        return lead_module.lead(jobs, order.append), order
+        return lead_module.lead(jobs, lambda folder, secrets: order.append(secrets)), order
 
     return lead
 
@@ -424,3 +427,20 @@ def test_a_reader_that_has_gone_is_no_reason_to_end_a_sweep(tmp_path, monkeypatc
         view.ended(view.jobs[0])
     view.summary()
     assert view._console.quiet
+
+
+@pytest.mark.parametrize("width", [40, 46, 58, 68, 79, 80])
+def test_a_narrow_terminal_shows_which_job_stands_how(tmp_path, width):
+    jobs = [write(job(tmp_path / str(n), f"precision=bf16 seed={n}", seconds=7.5), result=RESULT) for n in range(3)]
+    text = summary(jobs, width=width)
+    assert max(map(len, text.split("\n")[:12])) <= width
+    assert "…" not in text
+    assert text.count("completed") == 4
+    first = "".join(line[: text.split("\n")[1].index("status")] for line in text.split("\n")[2:])
+    assert first.replace(" ", "").count("precision=bf16seed=") == 3
+    assert [name in text for name in ("train loss", "ms/step", "val loss", "time")] == [
+        width >= 80,
+        width >= 68,
+        width >= 58,
+        width >= 46,
+    ]

@@ -14,6 +14,8 @@ class Task:
     def __call__(self, model, batch): return self.weight * batch, {}
 class Broken:
     def __init__(self): raise RuntimeError("no file")
+class Leaves:
+    def __init__(self): raise SystemExit(0)
 """
 
 
@@ -70,3 +72,11 @@ def test_what_a_constructor_raises_is_told_with_its_place(own):
 def test_what_cannot_be_called_is_refused():
     with pytest.raises(InputError, match=r"^task\._target_=math\.pi is float, not a function or class\.$"):
         bind("task", {"_target_": "math.pi"})
+
+
+def test_a_target_that_exits_is_wrong_input_and_not_the_end_of_the_run(own, tmp_path):
+    (tmp_path / "own_exit.py").write_text("raise SystemExit(0)")
+    with pytest.raises(InputError, match=r"^model\._target_=own_exit\.Net cannot be loaded \(0\)"):
+        locate("model", {"_target_": "own_exit.Net"})
+    with pytest.raises(InputError, match=r"^model: own_targets\.Leaves called sys\.exit\(0\)\.$"):
+        instantiate("model", {"_target_": "own_targets.Leaves"})

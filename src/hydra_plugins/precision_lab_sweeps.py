@@ -31,7 +31,8 @@ class IsolatedLauncher(Launcher):
         from precision_lab.sweep import lead
 
         composed = [self._compose(list(words), initial_job_idx + n) for n, words in enumerate(job_overrides)]
-        code = lead.lead(composed, lambda secrets: write_command(self.config, secrets))
+        now = Path(self.config.hydra.sweep.dir).name
+        code = lead.lead(composed, lambda sweep, secrets: write_command(self.config, sweep / "commands" / now, secrets))
         if code:
             raise Ended(code)
         return [JobReturn(overrides=list(words), status=JobStatus.COMPLETED) for words in job_overrides]
@@ -67,19 +68,18 @@ class GridSweeper(BasicSweeper):
         (batch,) = self.split_arguments(overrides, None)
         if not isinstance(self.launcher, IsolatedLauncher):  # which composes and checks them itself
             self.validate_batch_is_legal(batch)
-            write_command(self.config, [])
+            write_command(self.config, Path(self.config.hydra.sweep.dir), [])
         results = self.launcher.launch(batch, initial_job_idx=0)
         for result in results:
             _ = result.return_value  # raises what the job raised
         return [results]
 
 
-def write_command(config: DictConfig, secrets: list[str]) -> None:
-    """Write multirun.yaml: the sweep's own config with the overrides, as Hydra composed it."""
+def write_command(config: DictConfig, folder: Path, secrets: list[str]) -> None:
+    """Write `folder`/multirun.yaml: the sweep's own config with the overrides, as Hydra composed it."""
     from precision_lab.redaction import redact, secrets_in
 
     values = OmegaConf.to_container(config, resolve=False, enum_to_str=True)
-    folder = Path(config.hydra.sweep.dir)
     folder.mkdir(parents=True, exist_ok=True)
     clean = redact(values, secrets + secrets_in(os.environ, values))
     (folder / "multirun.yaml").write_text(yaml.safe_dump(clean, sort_keys=False, allow_unicode=True), encoding="utf-8")

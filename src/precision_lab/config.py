@@ -264,7 +264,9 @@ def _sweep_of(name: str | None, experiment: str | None) -> str:
 def sweep_name(name: str | None) -> str:
     """The name of a sweep's folder: free text made fit for a path, `unnamed` without any."""
     shown = redact(name or "", secrets_in(os.environ))
-    return re.sub(r"[^\w.-]+", "-", shown).strip(".-")[:80] or "unnamed"
+    fit = re.sub(r"[^\w.-]+", "-", shown).strip(".-")
+    # a file's name may have 255 bytes, and a letter up to four of them
+    return fit[:80].encode()[:240].decode(errors="ignore").strip(".-") or "unnamed"
 
 
 def _wandb_variable(name: str, default: str) -> str:

@@ -14,6 +14,7 @@ from typing import Any, TextIO
 from precision_lab import identity
 from precision_lab.config import Config, Rerun, sweep_name
 from precision_lab.errors import InputError
+from precision_lab.redaction import redact, secrets_in
 
 LOG = "train.log"
 # The statuses that a sweep leaves as they are; of any other a run is missing, a dead process's `running` too.
@@ -48,8 +49,9 @@ def open_log(folder: Path) -> TextIO:
 
 
 def sweep_folder(asked: Config) -> Path:
-    """`sweeps/<name>`: the jobs of one experiment, whenever they ran."""
-    return outputs(asked) / "sweeps" / sweep_name(asked.name)
+    """`sweeps/<name>`: the jobs of one experiment, whenever they ran. A secret in the name is no part of it."""
+    name = redact(asked.name, secrets_in({}, identity.as_values(asked)))
+    return outputs(asked) / "sweeps" / sweep_name(name)
 
 
 def job_folder(asked: Config, device: str) -> Path:
@@ -63,7 +65,7 @@ def finished(folder: Path, rerun: Rerun, fingerprint: dict[str, Any]) -> str | N
     InputError if it was run on other hardware than `fingerprint`: its figures are not this machine's.
     """
     status = read_json(folder / "status.json").get("status")
-    if status not in FINISHED[rerun]:
+    if not isinstance(status, str) or status not in FINISHED[rerun]:
         return None
     made_on = read_json(folder / "result.json").get("fingerprint")
     if not made_on:  # lost or damaged: what it found is to be found again

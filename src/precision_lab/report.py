@@ -15,14 +15,20 @@ from rich.text import Text
 from precision_lab.folders import read_json
 
 COLUMNS = ("arm", "runs", "val loss in fp32", "sd", "accuracy", "ms/step", "saved MiB")
+NEEDED = {"arm", "config", "experiment_signature", "fingerprint", "status", "summary"}
 CAVEAT = "Times are medians of runs one after the other: no comparison of speed on a machine that drifts or is shared."
 
 
 def results(folders: list[Path]) -> list[dict[str, Any]]:
     """Every readable result below the folders, earlier attempts of a job left out."""
-    paths = {path.resolve() for folder in folders for path in folder.rglob("result.json")}
-    found = [read_json(path) for path in sorted(paths) if "attempts" not in path.parts]
-    return [result for result in found if "experiment_signature" in result and "fingerprint" in result]
+    paths = {
+        path.resolve()
+        for folder in folders
+        for path in folder.rglob("result.json")
+        if "attempts" not in path.relative_to(folder).parts
+    }
+    found = [read_json(path) for path in sorted(paths)]
+    return [result for result in found if result.keys() >= NEEDED]
 
 
 def tables(found: list[dict[str, Any]]) -> list[Table]:

@@ -21,7 +21,7 @@ from precision_lab.recorder import Metric, Recorder
 from precision_lab.redaction import redact, secrets_in
 from precision_lab.seeds import derive, seed_globals
 from precision_lab.stops import Stops, Terminated
-from precision_lab.terminal import bar, summary_lines
+from precision_lab.terminal import CHECKED, bar, summary_lines
 from precision_lab.tracking import Mirror
 from precision_lab.trainer import Progress, Trainer, evaluate, is_eval_point
 
@@ -41,7 +41,7 @@ def run(asked: Config, sweep: bool = False) -> int:
     asked, device = resolved.asked, resolved.device
     parts = None if sweep and not asked.check else _build(resolved)
     if asked.check:
-        print(*resolved.notes, *parts[0].notes, f"{_title(asked)}: the input is right; nothing was trained.", sep="\n")
+        print(*resolved.notes, *parts[0].notes, f"{_title(asked)}: {CHECKED}", sep="\n")
         return 0
     surroundings = environment(device) | {"support": resolved.support}
     secrets = secrets_in(os.environ, identity.as_values(asked))

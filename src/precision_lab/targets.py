@@ -34,7 +34,7 @@ def locate(group: str, node: dict[str, Any]) -> Any:
     target = node["_target_"]
     try:
         return resolve_name(target)
-    except Exception as error:  # importing a user's module can raise anything
+    except (Exception, SystemExit) as error:  # importing a user's module can raise anything
         cause = str(error).split("\n")[0].rstrip(".") or type(error).__name__
         raise InputError(
             f"{group}._target_={target} cannot be loaded ({cause}). "
@@ -49,6 +49,8 @@ def _arguments(node: dict[str, Any]) -> dict[str, Any]:
 def _call(group: str, node: dict[str, Any], args: tuple[Any, ...]) -> Any:
     try:
         return hydra_instantiate({"_target_": node["_target_"], **_arguments(node)}, *args, _convert_="all")
+    except SystemExit as error:
+        raise InputError(f"{group}: {node['_target_']} called sys.exit({error.code!r}).") from error
     except InstantiationException as error:
         cause = error.__cause__ or error
         if isinstance(cause, InputError):

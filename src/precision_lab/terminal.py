@@ -8,6 +8,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+CHECKED = "the input is right; nothing was trained."
+
 
 @contextmanager
 def bar(title: str, total_steps: int) -> Iterator[Callable[[int, Mapping[str, Any]], None]]:

@@ -93,8 +93,10 @@ class Mirror:
     def _degrade(self, what: str, error: BaseException) -> None:
         self.state = "degraded"
         self._leave()
+        another = _Worker()  # the first one may hang
         with contextlib.suppress(Exception, SystemExit):  # else W&B waits for its server when the process ends
-            _Worker().do(lambda: self._wandb.teardown(), PATIENCE["teardown"])
+            another.do(lambda: self._wandb.teardown(), PATIENCE["teardown"])
+        another.end()
         text = str(error).strip().split("\n")[0].replace("<no message>", "refused by the server")
         if isinstance(error, TimeoutError):
             text = f"no answer to {what} in {PATIENCE[what]} s"

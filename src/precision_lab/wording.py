@@ -9,6 +9,8 @@ from typing import Any
 from omegaconf.errors import MissingMandatoryValue
 from yaml import MarkedYAMLError
 
+NO_GROUPS = ("hydra", "wandb_sweep")  # folders of conf/ that hold no choice of a run's
+
 
 def word(error: Exception, overrides: list[str], schema: type, conf: Path) -> str:
     """Say what is wrong, where, and what is valid.
@@ -75,7 +77,7 @@ def _options(folder: Path) -> list[str]:
 
 
 def _groups(conf: Path) -> list[str]:
-    return sorted(path.name for path in conf.iterdir() if path.is_dir() and path.name != "hydra")
+    return sorted(path.name for path in conf.iterdir() if path.is_dir() and path.name not in NO_GROUPS)
 
 
 def _choices(given: str, valid: list[str]) -> str:

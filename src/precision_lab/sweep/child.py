@@ -3,6 +3,7 @@
 import io
 import os
 import pickle
+import signal
 import sys
 from dataclasses import dataclass
 from typing import TextIO
@@ -37,7 +38,8 @@ def main() -> None:
     order: Order = pickle.load(os.fdopen(0, "rb", closefd=False))
     sys.path[:], sys.argv = order.path, order.command
     secrets = secrets_in(os.environ, as_values(order.asked))
-    sys.stdout, sys.stderr = _redacting(sys.stdout, secrets), _redacting(sys.stderr, secrets)
+    sys.stdout = sys.__stdout__ = _redacting(sys.stdout, secrets)
+    sys.stderr = sys.__stderr__ = _redacting(sys.stderr, secrets)
     _follow_the_sweep()
 
     def run_it() -> int:
@@ -45,7 +47,10 @@ def main() -> None:
 
         return run(order.asked, sweep=True)
 
-    sys.exit(exit_code(run_it))
+    code = exit_code(run_it)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # all is written: a second one changes nothing
+        signal.signal(number, signal.SIG_IGN)
+    sys.exit(code)
 
 
 def _redacting(stream: TextIO, secrets: list[str]) -> TextIO:

@@ -17,6 +17,7 @@ from precision_lab.stops import handled_by
 from precision_lab.sweep.child import Order
 from precision_lab.sweep.plan import Job
 from precision_lab.sweep.view import View
+from precision_lab.terminal import CHECKED
 
 CHILD = [sys.executable, "-P", "-c", "from precision_lab.sweep.child import main; main()"]
 POLL_S = 0.1
@@ -134,7 +135,7 @@ class _Running:
         left_alone = code == 0 or (code == 1 and status == "failed" and job.asked.rerun is Rerun.never)
         if own and status != "running":
             job.status, job.reason = status, reason
-        elif code == 0 and job.asked.check:
+        elif code == 0 and job.asked.check and _last_words(self._log, self._log_start, code).endswith(CHECKED):
             job.status = "checked"
         elif status and not own and left_alone:  # two sweeps share their jobs
             job.status, job.reason = "elsewhere" if status == "running" else status, reason

@@ -16,11 +16,12 @@ from precision_lab.sweep.survey import survey
 from precision_lab.sweep.view import View
 
 
-def lead(composed: list[tuple[Config, list[str]]], write_command: Callable[[list[str]], None]) -> int:
+def lead(composed: list[tuple[Config, list[str]]], write_command: Callable[[Path, list[str]], None]) -> int:
     """Run the jobs, given as config and overrides each; return the sweep's exit code.
 
     InputError before anything is written: an arm that the machine cannot do, or jobs that cannot be told
-    apart. `write_command` is called once, with the secrets it must not write, before the first job.
+    apart. `write_command` is called once, before the first job, with the sweep's folder and the secrets it must
+    not write.
     """
     if not composed:
         raise InputError("The sweep has no job: a key was given an empty range of values.")
@@ -38,7 +39,7 @@ def lead(composed: list[tuple[Config, list[str]]], write_command: Callable[[list
                 job.folder = Path(elsewhere) / str(number)
             return _run(jobs, places, view, notes)
     try:
-        write_command(secrets)
+        write_command(sweep_folder(jobs[0].asked), secrets)
     except OSError as error:
         raise InputError(f"{error.filename} cannot be written ({error.strerror}); set paths.outputs.") from error
     code = _run(jobs, places, view, notes)

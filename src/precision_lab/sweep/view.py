@@ -19,6 +19,7 @@ REFRESH_S = 1.0
 TAIL_BYTES = 4096
 COLOURS = {"completed": "green", "running": "cyan", "failed": "red", "diverged": "yellow", "out_of_memory": "yellow"}
 COLUMNS = {"step": "step", "step_ms": "ms/step", "train_loss": "train loss", "val_loss": "val loss", "time": "time"}
+WIDTHS = {"train_loss": 80, "step_ms": 68, "val_loss": 58, "time": 46}  # of a terminal that has room for them
 
 
 class _Console(Console):
@@ -89,10 +90,13 @@ class View:
         before = sum(job.before for job in self.jobs)
         if before:
             self.say(f"{before} of {len(self.jobs)} jobs had been run before and were left as they are.")
-        left = sum(job.status in ("not run", "interrupted") for job in self.jobs)
+        failed = [job for job in self.jobs if job.status == "failed" and not job.asked.check]
+        told = [job for job in failed if folders.read_json(job.folder / "status.json").get("status") == "failed"]
+        # one that was killed could not tell that it failed: its folder says it is missing
+        left = sum(job.status in ("not run", "interrupted") for job in self.jobs) + len(failed) - len(told)
         if left:
             self.say(f"{left} of {len(self.jobs)} jobs are left; the same command runs them.")
-        if any(job.status == "failed" for job in self.jobs):
+        if told:
             self.say("The same command with rerun=failed runs the failed ones again.")
 
     def _clean(self, text: str) -> Text:
@@ -102,11 +106,12 @@ class View:
         table = Table(box=None, pad_edge=False, header_style="bold", caption_justify="left", caption=self._caption())
         table.add_column("job", overflow="fold", min_width=8)
         table.add_column("status", no_wrap=True)
-        for name in COLUMNS.values():
-            table.add_column(name, justify="right", no_wrap=True)
+        columns = [key for key in COLUMNS if self._console.width >= WIDTHS.get(key, 0)]
+        for key in columns:
+            table.add_column(COLUMNS[key], justify="right", no_wrap=True)
         for job in jobs:
             known = figures(job)
-            cells = [known.get(key, "-") for key in COLUMNS]
+            cells = [known.get(key, "-") for key in columns]
             table.add_row(self._clean(job.title), Text(job.status, COLOURS.get(job.status, "")), *cells)
         return table
 
@@ -142,9 +147,10 @@ class View:
 
 def sentence(job: Job) -> str:
     """How a job stands, in words: `completed: step 60, 1.42 ms a step, val loss 0.1143, 6 s`."""
-    log = f"; see {job.folder / folders.LOG}" if job.status == "failed" and not job.asked.check else ""
+    there = job.status == "failed" and not job.asked.check and job.folder.is_dir()
+    see = f"; see {job.folder / folders.LOG}" if there else ""
     if job.reason:
-        return f"{_word(job)} ({job.reason}{log})"
+        return f"{_word(job)} ({job.reason}{see})"
     known = figures(job)
     words = {"step": "step {}", "step_ms": "{} ms a step", "val_loss": "val loss {}", "time": "{}"}
     told = [template.format(known[key]) for key, template in words.items() if known.get(key, "before") != "before"]
