@@ -382,4 +382,4 @@ def test_a_status_that_is_no_text_is_none(tmp_path):
 
 def test_a_secret_of_the_config_is_no_part_of_a_sweeps_folder(tmp_path):
     asked = config.compose(["name=run-correct-horse", "+model.api_key=correct-horse", f"paths.outputs={tmp_path}"])
-    assert sweep_folder(asked) == tmp_path / "sweeps" / "run-redacted"
+    assert sweep_folder(asked) == tmp_path / "sweeps" / "run--redacted"
