@@ -77,3 +77,9 @@ def test_a_traceback_tells_no_secret_either(capsys):
     err = capsys.readouterr().err
     assert SECRET not in err
     assert err.endswith("ValueError: 401 for [redacted]\n")
+
+
+def test_a_sentence_that_quotes_an_override_tells_no_secret(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["train.py", "+model.hf_token=c2VjcmV0c2VjcmV0Cg=="])
+    assert refuse("+model.hf_token=c2VjcmV0c2VjcmV0Cg== cannot be read") == 2
+    assert capsys.readouterr().err == "precision-lab: +model.hf_token=[redacted] cannot be read\n"

@@ -299,3 +299,27 @@ def test_the_contract_s_metrics_are_all_there():
 def test_all_that_stands_below_a_secret_key_is_a_secret():
     values = {"note": [{"token": ["first-secret", 987654321012]}, {"password": 1234512345}], "seed": 123456789}
     assert secrets_in({}, values) == ["first-secret", "987654321012", "1234512345"]
+
+
+@pytest.mark.parametrize(
+    ("word", "secrets"),
+    [
+        ("+model.hf_token=c2VjcmV0c2VjcmV0Cg==", ["c2VjcmV0c2VjcmV0Cg=="]),
+        ("+model.api_key=first-key,second-key", ["first-key,second-key", "first-key", "second-key"]),
+        ("+model.auth={token:91919191.12345678901234567,n:3}", ["91919191.12345678901234567"]),
+        ("trainer.steps=12345678", []),
+    ],
+)
+def test_what_an_override_gives_to_a_secret_key_is_a_secret_as_it_was_typed(word, secrets):
+    assert secrets_in({}, words=[word]) == secrets
+
+
+def test_a_secret_of_a_whole_dict_is_not_shown_however_short():
+    assert redact("+model.cfg={api_key:abc,'token': x1, n: 3}", []) == (
+        "+model.cfg={api_key:[redacted],'token': [redacted], n: 3}"
+    )
+    assert redact("loss {token: 3}", []) == "loss {token: 3}"  # what a job prints is no override
+
+
+def test_a_known_secret_in_small_letters_is_one_too():
+    assert redact("dictsecret33_digits", ["DICTSECRET33"]) == "[redacted]_digits"

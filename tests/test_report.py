@@ -60,5 +60,6 @@ def test_earlier_attempts_and_what_cannot_be_read_are_left_out(tmp_path):
     (outputs / "1" / "result.json").write_text('{"arm": ')
     put(outputs / "2")
     (outputs / "2" / "result.json").write_text(json.dumps({k: v for k, v in RESULT.items() if k != "config"}))
+    put(outputs / "3", fingerprint=None)
     assert results([outputs]) == [RESULT]
     assert len(results([outputs, outputs / "0"])) == 1  # a folder named twice counts once

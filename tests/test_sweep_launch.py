@@ -318,7 +318,7 @@ def test_an_earlier_process_that_had_the_same_number_is_another_one(tmp_path):
 
 
 def test_a_check_is_checked_or_failed(tmp_path):
-    checked = f"print('bf16: {CHECKED}')"
+    checked = f"import atexit; atexit.register(print, 'goodbye'); print('bf16: {CHECKED}')"
     jobs = jobs_of(tmp_path, checked, "sys.exit('precision-lab: seed is wrong')", "os._exit(0)", check=True)
     assert run_all(jobs) == 1
     nothing = "ended with exit code 0 and without a result"  # its own word is wanted, not its silence

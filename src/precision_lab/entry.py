@@ -24,5 +24,6 @@ def exit_code(action: Callable[[], int]) -> int:
 
 def refuse(sentence: object) -> int:
     """Say what is wrong with the input; return its exit code."""
-    print(redact(f"precision-lab: {sentence}", secrets_in(os.environ)), file=sys.stderr)
+    secrets = secrets_in(os.environ, words=sys.argv)
+    print(redact(f"precision-lab: {sentence}", secrets), file=sys.stderr)
     return 2

@@ -15,7 +15,7 @@ from rich.text import Text
 from precision_lab.folders import read_json
 
 COLUMNS = ("arm", "runs", "val loss in fp32", "sd", "accuracy", "ms/step", "saved MiB")
-NEEDED = {"arm", "config", "experiment_signature", "fingerprint", "status", "summary"}
+NEEDED = {"config": dict, "fingerprint": dict, "summary": dict, "arm": str, "experiment_signature": str, "status": str}
 CAVEAT = "Times are medians of runs one after the other: no comparison of speed on a machine that drifts or is shared."
 
 
@@ -28,7 +28,7 @@ def results(folders: list[Path]) -> list[dict[str, Any]]:
         if "attempts" not in path.relative_to(folder).parts
     }
     found = [read_json(path) for path in sorted(paths)]
-    return [result for result in found if result.keys() >= NEEDED]
+    return [result for result in found if all(isinstance(result.get(key), kind) for key, kind in NEEDED.items())]
 
 
 def tables(found: list[dict[str, Any]]) -> list[Table]:
@@ -43,7 +43,7 @@ def tables(found: list[dict[str, Any]]) -> list[Table]:
 def _table(group: list[dict[str, Any]]) -> Table:
     first = group[0]
     machine, config = first["fingerprint"], first["config"]
-    title = f"{config.get('name') or 'unnamed'} ({first['experiment_signature']}) on {machine['model']}"
+    title = f"{config.get('name') or 'unnamed'} ({first['experiment_signature']}) on {machine.get('model')}"
     table = Table(box=None, pad_edge=False, title=Text(title), title_justify="left", header_style="bold")
     for column in COLUMNS:
         table.add_column(column, justify="left" if column in ("arm", "runs") else "right")

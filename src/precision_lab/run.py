@@ -6,6 +6,7 @@ import math
 import os
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any, TextIO
 
@@ -44,7 +45,7 @@ def run(asked: Config, sweep: bool = False) -> int:
         print(*resolved.notes, *parts[0].notes, f"{_title(asked)}: {CHECKED}", sep="\n")
         return 0
     surroundings = environment(device) | {"support": resolved.support}
-    secrets = secrets_in(os.environ, identity.as_values(asked))
+    secrets = secrets_in(os.environ, identity.as_values(asked), sys.argv)
     with Stops() as stops:
         if sweep:
             folder = folders.job_folder(asked, device.type)
@@ -161,7 +162,7 @@ class _Run:
             "config": _mirror_config(asked, self.environment),
         }
         self.mirror = Mirror(
-            asked.wandb,
+            replace(asked.wandb, project=redact(asked.wandb.project, self.secrets)),
             folders.outputs(asked),
             name=identity.slug(asked, device),
             job_type="train",
@@ -240,7 +241,7 @@ class _Run:
             config=identity.as_values(asked),
         )
         self.recorder.status(status, reason=reason, step=progress.step)
-        shown = f"{reason}; see {self.recorder.folder / 'train.log'}" if status == "failed" else reason
+        shown = f"{reason.rstrip('.')}; see {self.recorder.folder / 'train.log'}" if status == "failed" else reason
         log.info(summary_lines(identity.arm_label(asked.precision), status, shown, progress.step, self.final))
         if self.mirror:
             self.mirror.finish(status, reason, self.recorder.summary(self.final, self.best))

@@ -37,7 +37,7 @@ def main() -> None:
     """Run the job and end with its exit code."""
     order: Order = pickle.load(os.fdopen(0, "rb", closefd=False))
     sys.path[:], sys.argv = order.path, order.command
-    secrets = secrets_in(os.environ, as_values(order.asked))
+    secrets = secrets_in(os.environ, as_values(order.asked), order.command)
     sys.stdout = sys.__stdout__ = _redacting(sys.stdout, secrets)
     sys.stderr = sys.__stderr__ = _redacting(sys.stderr, secrets)
     _follow_the_sweep()

@@ -9,7 +9,6 @@ import threading
 import time
 from collections import deque
 from contextlib import suppress
-from pathlib import Path
 
 from precision_lab import folders
 from precision_lab.config import ROOT, OnError, Rerun
@@ -135,26 +134,31 @@ class _Running:
         left_alone = code == 0 or (code == 1 and status == "failed" and job.asked.rerun is Rerun.never)
         if own and status != "running":
             job.status, job.reason = status, reason
-        elif code == 0 and job.asked.check and _last_words(self._log, self._log_start, code).endswith(CHECKED):
+        elif code == 0 and job.asked.check and any(line.endswith(CHECKED) for line in self._said()):
             job.status = "checked"
         elif status and not own and left_alone:  # two sweeps share their jobs
-            job.status, job.reason = "elsewhere" if status == "running" else status, reason
+            job.status, job.reason = status, reason
+            if status == "running":
+                job.status, job.reason = "elsewhere", reason or "another process is running it"
             job.before = status != "running"
         elif self._stopped or code in (130, 143, -signal.SIGINT, -signal.SIGTERM, -signal.SIGHUP):
             job.status = "interrupted"
         elif code == 0 or (own and code > 0):
             job.status, job.reason = "failed", f"ended with exit code {code} and without a result"
+        elif code < 0:
+            job.status, job.reason = "failed", _killed_by(-code)
         else:
-            job.status, job.reason = "failed", _last_words(self._log, self._log_start, code)
+            last = [f"exit code {code}", *self._said()][-1]
+            job.status, job.reason = "failed", last.removeprefix("precision-lab: ")
+
+    def _said(self) -> list[str]:
+        """The lines of this process in the log: what stands before is an earlier attempt's."""
+        with self._log.open("rb") as file:
+            file.seek(self._log_start)
+            return file.read().decode(errors="replace").strip().splitlines()
 
 
-def _last_words(log: Path, start: int, code: int) -> str:
-    if code < 0:
-        known = {number.value: number.name for number in signal.Signals}
-        return f"killed by {known.get(-code, f'signal {-code}')}" + (
-            ", perhaps for want of memory" if code == -9 else ""
-        )
-    with log.open("rb") as file:
-        file.seek(start)  # what stands before is an earlier attempt's
-        lines = file.read().decode(errors="replace").strip().splitlines()
-    return lines[-1].removeprefix("precision-lab: ") if lines else f"exit code {code}"
+def _killed_by(number: int) -> str:
+    known = {one.value: one.name for one in signal.Signals}
+    memory = ", perhaps for want of memory" if number == signal.SIGKILL else ""
+    return f"killed by {known.get(number, f'signal {number}')}{memory}"

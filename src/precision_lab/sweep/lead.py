@@ -25,12 +25,13 @@ def lead(composed: list[tuple[Config, list[str]]], write_command: Callable[[Path
     """
     if not composed:
         raise InputError("The sweep has no job: a key was given an empty range of values.")
-    names = titles([overrides for _, overrides in composed])
+    words = [word for _, overrides in composed for word in overrides]
+    secrets = secrets_in({}, [as_values(asked) for asked, _ in composed], words)
+    names = titles([overrides for _, overrides in composed], secrets)
     jobs = [Job(overrides, name, asked) for (asked, overrides), name in zip(composed, names, strict=True)]
     answers = survey([job.asked for job in jobs])
     notes = settle(jobs, answers)
     jobs = in_turn(jobs)
-    secrets = secrets_in({}, [as_values(job.asked) for job in jobs])
     places = slots(next((answer.gpus for answer in answers if answer.gpus), ()))
     view = View(jobs, secrets, len(places))
     if jobs[0].asked.check:

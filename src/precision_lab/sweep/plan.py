@@ -5,7 +5,7 @@ start hit all arms alike.
 """
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -44,13 +44,13 @@ class Job:
     seconds: float | None = None  # that it took or has taken
 
 
-def titles(overrides: list[list[str]]) -> list[str]:
+def titles(overrides: list[list[str]], secrets: Sequence[str] = ()) -> list[str]:
     """For each job the overrides that not all jobs share, redacted; else its experiment, arm and seed."""
     shared = set.intersection(*map(set, overrides))
     telling = [word for word in sorted(shared) if word.startswith(("experiment=", "precision=", "seed="))]
     own = [[word for word in words if word not in shared] or telling or words for words in overrides]
-    secrets = secrets_in(os.environ)
-    return [" ".join(redact(words, secrets)) or "defaults" for words in own]
+    known = [*secrets, *secrets_in(os.environ)]
+    return [" ".join(redact(words, known)) or "defaults" for words in own]
 
 
 def settle(jobs: list[Job], answers: list[Answer]) -> list[str]:

@@ -150,7 +150,7 @@ def sentence(job: Job) -> str:
     there = job.status == "failed" and not job.asked.check and job.folder.is_dir()
     see = f"; see {job.folder / folders.LOG}" if there else ""
     if job.reason:
-        return f"{_word(job)} ({job.reason}{see})"
+        return f"{_word(job)} ({job.reason.rstrip('.') if see else job.reason}{see})"
     known = figures(job)
     words = {"step": "step {}", "step_ms": "{} ms a step", "val_loss": "val loss {}", "time": "{}"}
     told = [template.format(known[key]) for key, template in words.items() if known.get(key, "before") != "before"]
