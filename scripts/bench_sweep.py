@@ -3,11 +3,12 @@
     python scripts/bench_sweep.py [rounds=9]
 
 A job's cost is the wall time of its process less that of a process that imports torch and
-torchvision and nothing else. A log point's cost is a call of the offline mirror with a run's
-usual values, as a share of the steps of 20 ms between two log points at the default interval.
+torchvision and nothing else. A log point's cost is a ratio of blocks of steps, in pairs; the 95 %
+interval of its mean bootstraps the pairs.
 """
 
 import pickle
+import random
 import statistics
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from precision_lab import tracking
 from precision_lab.config import compose
 from precision_lab.recorder import METRICS
 from precision_lab.sweep.child import Order
@@ -56,28 +58,44 @@ def cost_of_jobs(rounds: int, outputs: Path) -> None:
         print(f"a job beyond that, W&B {mode}: {statistics.median(extra):.2f} s ({extra[0]:.2f} to {extra[-1]:.2f})")
 
 
-def cost_of_logging(outputs: Path) -> None:
+def cost_of_logging(pairs: int, outputs: Path) -> None:
+    """Blocks of the steps between two log points, with and without one, in alternation; the waking of W&B included."""
+    import torch
+
+    torch.set_num_threads(1)
     asked = compose(["wandb.mode=offline"])
+    tracking.SEND_EVERY_S *= 2  # half of the time goes to blocks without a log point
     mirror = Mirror(asked.wandb, outputs, name="bench", job_type="benchmark")
     values = {name: 0.5 for name in METRICS if name.startswith(("train/", "amp/", "perf/step_ms_p50"))}
-    times = []
-    for point in range(200):
-        time.sleep(0.005)  # as between two log points, W&B has time for what it does beside
+    operand = torch.randn(700, 700)
+    steps = asked.trainer.log_every
+
+    def block(matmuls: int, log: bool) -> float:
         start = time.perf_counter()
-        mirror.log({**values, "train/step": point})
-        times.append((time.perf_counter() - start) * 1e3)
+        for _ in range(matmuls):
+            operand @ operand
+        if log:
+            mirror.log({**values, "train/step": 0})
+        return time.perf_counter() - start
+
+    block(50, log=True)
+    matmuls = round(steps * STEP_MS / 1e3 / (block(50, log=False) / 50))
+    ratios = []
+    for pair in range(pairs):
+        order = (True, False) if pair % 2 else (False, True)
+        times = {log: block(matmuls, log) for log in order}
+        ratios.append(times[True] / times[False])
     mirror.finish("completed", None, {})
-    one, steps = statistics.median(times), asked.trainer.log_every
-    share = one / (steps * STEP_MS)
-    print(f"a log point to W&B offline: {one:.2f} ms (median of {len(times)})")
-    print(f"that is {share:.2%} of the {steps} steps of {STEP_MS} ms between two of them")
+    resampled = sorted(statistics.mean(random.choices(ratios, k=pairs)) for _ in range(2000))
+    print(f"{steps} steps of {STEP_MS} ms with a log point to W&B offline, over as many without:")
+    print(f"ratio {statistics.mean(ratios):.4f} [{resampled[49]:.4f}, {resampled[1949]:.4f}], mean of {pairs} pairs")
 
 
 def main(words: list[str]) -> None:
     rounds = int(dict(word.split("=") for word in words).get("rounds", 9))
     with tempfile.TemporaryDirectory() as folder:
         cost_of_jobs(rounds, Path(folder))
-        cost_of_logging(Path(folder))
+        cost_of_logging(100, Path(folder))
 
 
 if __name__ == "__main__":

@@ -193,6 +193,33 @@ def test_every_call_is_made_in_one_thread_beside_the_run_s(wandb, tmp_path, monk
     assert not thread.is_alive()  # it ends with the mirror
 
 
+def test_log_points_are_handed_over_together_each_with_its_time(wandb, tmp_path, monkeypatch):
+    """W&B's process sleeps between two of them, and to wake it costs more than to tell it."""
+    stand_in, now = wandb(), [100.0]
+    monkeypatch.setattr(tracking.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(tracking.time, "time", lambda: 1e9 + now[0])
+    mirror = Mirror(asked("offline"), tmp_path, **INIT)
+
+    def sent():
+        return [args[0] for name, args, _ in stand_in.calls if name == "log"]
+
+    for now[0] in (100.0, 103.0, 109.9):
+        mirror.log({"train/step": now[0]})
+    assert sent() == [{"train/step": 100.0}]  # the first at once: a run is seen to have begun
+    now[0] = 110.0
+    mirror.log({"train/step": 110.0})
+    late = [{"train/step": step, "_timestamp": 1e9 + step} for step in (103.0, 109.9)]
+    assert sent() == [{"train/step": 100.0}, *late, {"train/step": 110.0}]
+    for now[0] in range(111, 111 + tracking.SEND_AT):
+        mirror.log({"train/step": now[0]})
+        now[0] = 111.5  # no time passes
+    assert len(sent()) == 4 + tracking.SEND_AT
+    mirror.log({"train/step": 7})
+    mirror.finish("completed", None, {})
+    assert sent()[-1]["train/step"] == 7
+    assert stand_in.names()[-4:] == ["log", "summary", "finish", "teardown"]
+
+
 # --- failing -----------------------------------------------------------------------------------------------
 
 
