@@ -1,29 +1,63 @@
-"""Print the runs below some folders side by side, one row an arm.
+"""Put the runs below some folders side by side, an arm a row, and write comparison.md, .csv and .json.
 
-python scripts/compare.py [DIR ...]      (default: outputs)
+python scripts/compare.py                                     all runs in outputs
+python scripts/compare.py outputs/sweeps/demo --sort speed_ratio
+python scripts/compare.py --where model=cnn --where seed=0,1 --reference bf16
 """
 
+import argparse
 import sys
 from pathlib import Path
 
 from rich.console import Console
 
 from precision_lab.config import ROOT
-from precision_lab.report import CAVEAT, results, tables
+from precision_lab.entry import exit_code
+from precision_lab.errors import InputError
+from precision_lab.recorder import write_whole
+from precision_lab.report import render
+from precision_lab.report.compare import SORTS, compare
+from precision_lab.report.read import read
 
 
 def main(words: list[str]) -> int:
-    folders = [Path(word) for word in words] or [ROOT / "outputs"]
-    missing = [folder for folder in folders if not folder.is_dir()]
-    if missing:
-        print(f"precision-lab: {missing[0]} is not a folder; name one that holds runs.", file=sys.stderr)
-        return 2
+    parser = argparse.ArgumentParser(description="Runs side by side, from their result.json.")
+    parser.add_argument("folders", nargs="*", type=Path, metavar="DIR", help="where runs lie (default: outputs)")
+    parser.add_argument("--reference", default="fp32", metavar="ARM", help="compare with this arm (default: fp32)")
+    only = "only runs of that value, or of several: seed=0,1; any key of a config will do"
+    parser.add_argument("--where", action="append", default=[], metavar="KEY=VALUE", help=only)
+    parser.add_argument("--sort", metavar="COLUMN", help=f"order of the arms: {', '.join(SORTS)}")
+    parser.add_argument("--into", type=Path, metavar="DIR", help="where the files go (default: the first DIR)")
+    asked = parser.parse_args(words)
+    folders = asked.folders or [ROOT / "outputs"]
+    return exit_code(lambda: report(folders, asked.reference, asked.where, asked.sort, asked.into or folders[0]))
+
+
+def report(folders: list[Path], reference: str, where: list[str], sort: str | None, into: Path) -> int:
     console = Console(highlight=False)
-    shown = tables(results(folders))
-    for table in shown:
-        console.print(table)
-        console.print()
-    console.print(CAVEAT if shown else "no results here yet", soft_wrap=True)
+    found = read(folders, where)
+    comparisons = compare(found, reference, sort)
+    if not comparisons:
+        for line in render.skipped_lines(found):
+            console.print(line, style="yellow", markup=False)
+        if where:
+            raise InputError(f"No run fits all of {' and '.join(where)}.")
+        raise InputError(f"There is no result in {', '.join(map(str, folders))}; train something first.")
+    arms = sorted({row.arm for one in comparisons for row in one.rows})
+    if reference != "fp32" and reference not in arms:
+        raise InputError(f"--reference {reference} is no arm of these runs; they have {', '.join(arms)}.")
+    render.show(comparisons, found, console)
+    written = {
+        "comparison.md": render.markdown(comparisons, found),
+        "comparison.csv": render.as_csv(comparisons),
+        "comparison.json": render.as_json(comparisons, found),
+    }
+    try:
+        for name, text in written.items():
+            write_whole(into / name, text)
+    except OSError as error:
+        raise InputError(f"{into} cannot be written to ({error.strerror}); name a folder with --into.") from error
+    console.print(f"written: {into}/comparison.md, .csv, .json", markup=False, soft_wrap=True)
     return 0
 
 

@@ -1,50 +1,38 @@
-"""Train the same experiment in several precisions, one process each, and print a row for each.
+"""Train one experiment in three precisions with three seeds each, and put the arms side by side.
 
-python scripts/demo.py [experiment=demo] [precision=fp32,bf16,fp16] [any other override of train.py]
+python scripts/demo.py [any override of train.py: experiment=lesson precision=fp32,bf16 seed=0]
+
+What is finished already is not run again. On CUDA the model is large enough for the units to matter.
 """
 
-import json
 import subprocess
 import sys
-from pathlib import Path
 
-TRAIN = Path(__file__).resolve().parents[1] / "train.py"
-ROW = "{:<14} {:<10} {:>9} {:>9} {:>9} {:>9} {:>10}"
-HEADER = ROW.format("precision", "status", "val loss", "in fp32", "accuracy", "ms a step", "saved MiB")
-CAVEAT = """\
-val loss in the arm's precision and, on the same weights, in fp32; ms a step: median;
-saved MiB: activations kept for backward. Timed one after the other, so a machine that
-warmed up or got busy in between shows in the times: they are no comparison of speed."""
+import torch
+
+from precision_lab.config import ROOT, compose
+from precision_lab.entry import exit_code
+from precision_lab.folders import sweep_folder
+
+PLACES = ("experiment=", "name=", "paths.")  # the overrides that decide where a sweep lies
 
 
 def main(words: list[str]) -> int:
-    asked = {"experiment": "demo", "precision": "fp32,bf16,fp16"}
-    asked |= {key: value for key, _, value in (word.partition("=") for word in words)}
-    precisions = asked.pop("precision").split(",")
-    overrides = [f"{key}={value}" for key, value in asked.items()]
-    worst = 0
-    for number, precision in enumerate(precisions):
-        # a fresh process each: backend flags and memory peaks would leak from one to the next
-        command = [sys.executable, str(TRAIN), f"precision={precision}", *overrides]
-        done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
-        lines = done.stdout.splitlines()
-        if number == 0 and lines:
-            print(f"{lines[0]}\n\n{HEADER}")
-        named = [line.rsplit(" -> ", 1)[1] for line in lines if " -> " in line]
-        print(row(precision, Path(named[0])) if named and done.returncode == 0 else "\n".join(lines), flush=True)
-        worst = max(worst, done.returncode)
-    print(f"\n{CAVEAT}")
-    return worst
-
-
-def row(precision: str, folder: Path) -> str:
-    """The run's figures, read from its result.json."""
-    result = json.loads((folder / "result.json").read_text())
-    keys = ("val_loss", "val_loss_fp32", "val_accuracy", "perf_step_ms_p50", "mem_saved_activations_mib")
-    figures = [result["summary"].get(f"final/{key}") for key in keys]
-    shown = ["-" if figure is None else f"{figure:.4g}" for figure in figures]
-    return ROW.format(precision, result["status"], *shown)
+    usual = {
+        "experiment": "demo_cuda" if torch.cuda.is_available() else "demo",
+        "precision": "fp32,bf16,fp16",
+        "seed": "0,1,2",
+    }
+    given = {word.partition("=")[0] for word in words}
+    overrides = [f"{key}={value}" for key, value in usual.items() if key not in given] + words
+    folder = sweep_folder(compose([word for word in overrides if word.startswith(PLACES)]))
+    swept = subprocess.run([sys.executable, ROOT / "train.py", "-m", *overrides]).returncode
+    if swept in (0, 1):  # 1: a job failed, and the others are there to compare
+        print(flush=True)
+        compared = subprocess.run([sys.executable, ROOT / "scripts" / "compare.py", folder]).returncode
+        return swept or compared
+    return swept
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(exit_code(lambda: main(sys.argv[1:])))

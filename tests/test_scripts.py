@@ -1,6 +1,8 @@
 """The scripts as a person runs them."""
 
+import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -18,31 +20,46 @@ def run(script: str, *words: str, columns: int = 80) -> subprocess.CompletedProc
     return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
 
 
-def test_the_demo_prints_a_row_for_each_precision(tmp_path):
-    words = [
-        "experiment=smoke",
-        "precision=fp32,bf16",
-        "trainer.steps=12",
-        "model.hidden=[256,256]",
-        f"paths.outputs={tmp_path}",
-    ]
-    done = run("demo.py", *words)
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
-    header = next(i for i, line in enumerate(lines) if line.startswith("precision"))
-    rows = [line.split() for line in lines[header + 1 : header + 3]]
-    assert [row[:2] for row in rows] == [["fp32", "completed"], ["bf16", "completed"]]
-    assert all(0 < float(figure) < 10_000 for row in rows for figure in row[2:])
-    assert float(rows[1][-1]) < float(rows[0][-1])  # saved activations
-    assert len(list(tmp_path.glob("runs/*/*/result.json"))) == 2
-    assert max(map(len, lines)) <= 110  # the machine's line; the table itself:
-    assert max(len(line) for line in lines[header:]) <= 88
+def test_the_demo_sweeps_compares_and_says_it_in_sentences_and_runs_nothing_twice(tmp_path):
+    words = ["experiment=smoke", "precision=fp32,bf16", "seed=0,1", "trainer.steps=40", "model.hidden=[256,256]"]
+    words += [f"paths.outputs={tmp_path}", "name=night shift"]
+    first = run("demo.py", *words)
+    assert first.returncode == 0, first.stderr
+    sweep = tmp_path / "sweeps" / "night-shift"
+    results = {path: path.read_bytes() for path in sweep.glob("*/result.json")}
+    assert len(results) == 4
+    lines = first.stdout.splitlines()
+    header = next(i for i, line in enumerate(lines) if line.startswith("arm "))
+    assert [line.split()[:3] for line in lines[header + 1 : header + 3]] == [
+        ["fp32", "2", "completed"], ["bf16", "2", "completed"]
+    ]  # fmt: skip
+    assert max(map(len, lines[header:-1])) <= 80
+    text = " ".join(first.stdout.split())
+    assert re.search(
+        r"On this \S.*? units?, .*\. Of what fp32 keeps for backward, bf16 kept 0\.5\d; .*\. The valid", text
+    )
+    compared = json.loads((sweep / "comparison.json").read_text())["comparisons"]
+    assert [arm["seeds"] for one in compared for arm in one["arms"]] == [[0, 1], [0, 1]]
+    assert compared[0]["arms"][1]["against_reference"]["saved_ratio"]["mean"] < 0.7
+    second = run("demo.py", *words)
+    assert second.returncode == 0
+    assert "4 of 4 jobs had been run before" in second.stdout
+    assert {path: path.read_bytes() for path in sweep.glob("*/result.json")} == results
 
 
-def test_the_demo_shows_what_a_failed_precision_said(tmp_path):
-    done = run("demo.py", "experiment=smoke", "precision=tf32", "device=cpu", f"paths.outputs={tmp_path}")
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["precision=tf32", "device=cpu"], "precision=tf32 needs tf32"),
+        (["experiment=none"], "experiment=none does not exist"),
+        (["trainer.stepz=5"], "trainer.stepz is not a known key"),
+    ],
+)
+def test_the_demo_passes_a_refusal_on(tmp_path, words, sentence):
+    done = run("demo.py", *words, f"paths.outputs={tmp_path}")
     assert done.returncode == 2
-    assert "precision=tf32 needs tf32" in done.stderr
+    assert sentence in done.stderr
+    assert "Traceback" not in done.stderr
     assert not list(tmp_path.iterdir())
 
 

@@ -18,7 +18,7 @@ from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.errors import HydraException
-from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf import MISSING, DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
@@ -303,7 +303,10 @@ def compose(overrides: list[str]) -> Config:
     register()
     try:
         with initialize_config_dir(str(CONF), version_base="1.3"):
-            return typed(hydra_compose("config", overrides))
+            composed = hydra_compose("config", overrides, return_hydra_config=True)
+        with open_dict(composed):
+            experiment = composed.pop("hydra").runtime.choices.get("experiment")
+        return typed(composed, experiment)
     except COMPOSITION_ERRORS as error:
         raise InputError(word(error, overrides, Config, CONF)) from error
 

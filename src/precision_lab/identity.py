@@ -31,15 +31,19 @@ def as_values(value: Any) -> Any:
     return value.name if isinstance(value, Enum) else value
 
 
-def _identity(value: Any) -> Any:
-    counted = [f for f in fields(value) if f.metadata.get("identity", True)]
+def counted(values: dict[str, Any], schema: type = Config) -> dict[str, Any]:
+    """The part of a config's plain values that makes the experiment what it is."""
+    known = {f.name: f for f in fields(schema)}
     result = {}
-    for f in counted:
-        item = getattr(value, f.name)
-        result[f.name] = _identity(item) if is_dataclass(item) else as_values(item)
-        if f.name in open_sets.NAMES:
-            left_out = {"kind"} | (PLACE_ARGUMENTS if f.name == "dataset" else set())
-            result[f.name] = {k: v for k, v in result[f.name].items() if k not in left_out}
+    for key, item in values.items():
+        if key in known and not known[key].metadata.get("identity", True):
+            continue
+        if key in known and isinstance(item, dict) and is_dataclass(known[key].type):
+            item = counted(item, known[key].type)
+        elif schema is Config and key in open_sets.NAMES and isinstance(item, dict):
+            left_out = {"kind"} | (PLACE_ARGUMENTS if key == "dataset" else set())
+            item = {k: v for k, v in item.items() if k not in left_out}
+        result[key] = item
     return result
 
 
@@ -50,12 +54,13 @@ def _digest(value: Any) -> str:
 
 def experiment_signature(config: Config) -> str:
     """8 hex digits: equal for runs that differ in arm, seed, device name, threads or bookkeeping only."""
-    return _digest(_identity(config))
+    return _digest(counted(as_values(config)))
 
 
 def run_signature(config: Config) -> str:
     """8 hex digits: the experiment's identity with arm and seed."""
-    return _digest([_identity(config), as_values(config.precision), config.seed])
+    values = as_values(config)
+    return _digest([counted(values), values["precision"], config.seed])
 
 
 def arm_label(precision: PrecisionConfig) -> str:

@@ -5,6 +5,7 @@ import logging
 import math
 import os
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -236,8 +237,8 @@ class _Run:
             experiment_signature=identity.experiment_signature(asked),
             run_signature=identity.run_signature(asked),
             hashes=self.hashes,
-            fingerprint=self.environment["fingerprint"],
-            versions=self.environment["versions"],
+            **{key: self.environment[key] for key in ("fingerprint", "support", "host", "versions", "git")},
+            finished=time.time(),
             config=identity.as_values(asked),
         )
         self.recorder.status(status, reason=reason, step=progress.step)

@@ -1,0 +1,254 @@
+"""The arithmetic of a comparison: which runs may stand in one table, and what one arm is beside another.
+
+Runs share a table if experiment signature, data and hardware fingerprint are equal. Figures are of completed
+runs; of two of one arm and seed the newest counts. Ratios and differences are formed seed by seed against the
+reference arm, and carry the 95 % t interval of their mean over seeds (Student 1908; of ratios, in logarithms).
+"""
+
+import json
+import math
+import statistics
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from precision_lab.errors import InputError
+from precision_lab.report.read import Found, Run
+
+# What is read from a run's summary.
+FIGURES = {
+    "step_ms": "final/perf_step_ms_p50",
+    "samples_per_s": "final/perf_samples_per_s",
+    "data_wait_share": "final/perf_data_wait_share",
+    "measured_steps": "final/perf_measured_steps",
+    "peak_allocated_gib": "final/mem_peak_allocated_gib",
+    "saved_activations_mib": "final/mem_saved_activations_mib",
+    "val_loss_fp32": "final/val_loss_fp32",
+    "val_accuracy": "final/val_accuracy",
+    "skipped_steps": "final/amp_skipped_steps",
+    "loss_scale": "final/amp_loss_scale",
+}
+
+
+def _ratio(arm: float, reference: float) -> float | None:
+    return math.log(arm / reference) if arm > 0 and reference > 0 else None
+
+
+# What is formed with the reference arm: from which figure, how for one seed, and what undoes the logarithm.
+AGAINST: dict[str, tuple[str, Callable[[float, float], float | None], Callable[[float], float]]] = {
+    "speed_ratio": ("step_ms", lambda arm, reference: _ratio(reference, arm), math.exp),
+    "peak_ratio": ("peak_allocated_gib", _ratio, math.exp),
+    "saved_ratio": ("saved_activations_mib", _ratio, math.exp),
+    "loss_difference": ("val_loss_fp32", lambda arm, reference: arm - reference, float),
+}
+# The order of rows: a column of FIGURES or AGAINST, with the better first.
+SORTS = {
+    "step_ms": 1, "samples_per_s": -1, "speed_ratio": -1, "peak_allocated_gib": 1, "saved_activations_mib": 1,
+    "val_loss_fp32": 1, "loss_difference": 1,
+}  # fmt: skip
+_USUAL_ORDER = ("fp32", "tf32", "bf16", "fp16")
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A figure over the completed runs of an arm."""
+
+    n: int
+    mean: float
+    sd: float | None  # None for one run
+    median: float
+    low: float  # smallest
+    high: float  # largest
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A ratio or difference over pairs of runs of one seed, with the 95 % interval of its mean (None for one pair)."""
+
+    pairs: int
+    mean: float
+    low: float | None
+    high: float | None
+
+
+@dataclass
+class Row:
+    """One arm."""
+
+    arm: str
+    runs: list[Run]  # newest last
+    counted: list[Run]  # completed, one a seed
+    is_reference: bool = False  # the others are compared with it
+    figures: dict[str, Sample] = field(default_factory=dict)
+    against: dict[str, Estimate] = field(default_factory=dict)  # nothing for the reference arm
+
+    @property
+    def statuses(self) -> Counter[str]:
+        """How many runs ended how; a completed run that a newer one stands for is left out."""
+        superseded = {id(run) for run in self.superseded}
+        return Counter(run.status for run in self.runs if id(run) not in superseded)
+
+    @property
+    def superseded(self) -> list[Run]:
+        """Completed runs that do not count, since a newer one has their seed."""
+        counted = {id(run) for run in self.counted}
+        return [run for run in self.runs if run.status == "completed" and id(run) not in counted]
+
+
+@dataclass(eq=False)
+class Comparison:
+    """One table: an experiment on one kind of hardware."""
+
+    name: str
+    experiment: str  # signature
+    data: str | None  # hash; None where no run came as far as the data
+    fingerprint: dict[str, Any]
+    config: dict[str, Any]  # flat, the experiment's identity
+    rows: list[Row]
+    reference_name: str
+    differs: dict[str, tuple[Any, Any]] = field(default_factory=dict)  # from the comparison before: there, here
+
+    @property
+    def runs(self) -> list[Run]:
+        """Of all arms."""
+        return [run for row in self.rows for run in row.runs]
+
+    @property
+    def reference(self) -> Row | None:
+        """The reference arm's row; None where it is absent, or has no completed run."""
+        return next((row for row in self.rows if row.is_reference), None)
+
+    @property
+    def others(self) -> list[Row]:
+        """The rows beside the reference arm's."""
+        return [row for row in self.rows if not row.is_reference]
+
+
+def compare(found: Found, reference: str = "fp32", sort: str | None = None) -> list[Comparison]:
+    """The comparisons in `found`, neighbours alike. InputError for a column there is none of."""
+    if sort is not None and sort not in SORTS:
+        raise InputError(f"--sort {sort} is no column; valid are {', '.join(SORTS)}.")
+    groups: dict[tuple, list[Run]] = {}
+    for run in sorted(found.runs, key=lambda run: run.finished):
+        groups.setdefault((run.experiment, run.hashes.get("data"), run.fingerprint), []).append(run)
+    _place_those_without_data(groups)
+    made = [
+        _compare_one(runs, data, found.configs[signature], reference, sort)
+        for (signature, data, _), runs in groups.items()
+    ]
+    made.sort(key=lambda one: (one.name, one.experiment, one.data or "", _order(one.fingerprint)))
+    for before, here in zip(made, made[1:], strict=False):
+        here.differs = _differences(before, here)
+    return made
+
+
+def _order(fingerprint: dict[str, Any]) -> tuple[str, str]:
+    return str(fingerprint.get("model")), json.dumps(fingerprint, sort_keys=True)
+
+
+def _place_those_without_data(groups: dict[tuple, list[Run]]) -> None:
+    """A run that ended before its data was read stands with the experiment's others on its hardware."""
+    for key in [key for key in groups if key[1] is None]:
+        signature, _, fingerprint = key
+        home = next((k for k in groups if k[0] == signature and k[2] == fingerprint and k[1] is not None), None)
+        if home:
+            groups[home] = sorted(groups[home] + groups.pop(key), key=lambda run: run.finished)
+
+
+def _compare_one(
+    runs: list[Run], data: str | None, config: dict[str, Any], reference: str, sort: str | None
+) -> Comparison:
+    newest = runs[-1]
+    arms: dict[str, list[Run]] = {}
+    for run in runs:
+        arms.setdefault(run.precision, []).append(run)
+    rows = [_row(label, arms[precision]) for precision, label in _labels(arms).items()]
+    base = next((row for row in rows if row.arm == reference and row.counted), None)
+    if base:
+        base.is_reference = True
+        for row in rows:
+            row.against = {} if row is base else _against(row, base)
+    rows.sort(key=lambda row: _place(row, reference, sort))
+    return Comparison(newest.name, newest.experiment, data, dict(newest.fingerprint), config, rows, reference)
+
+
+def _labels(arms: dict[str, list[Run]]) -> dict[str, str]:
+    """precision group -> label. Two arms that were given one label, by a YAML changed between, get what differs."""
+    labels = {precision: runs[-1].arm for precision, runs in arms.items()}
+    for label in [label for label, times in Counter(labels.values()).items() if times > 1]:
+        same = [precision for precision in labels if labels[precision] == label]
+        groups = [json.loads(precision) for precision in same]
+        keys = [key for key in groups[0] if len({json.dumps(group.get(key)) for group in groups}) > 1]
+        for precision, group in zip(same, groups, strict=True):
+            labels[precision] = f"{label}[{','.join(f'{key}={group.get(key)}' for key in keys)}]"
+    return labels
+
+
+def _row(arm: str, runs: list[Run]) -> Row:
+    newest = {run.seed: run for run in runs if run.status == "completed"}  # runs are sorted: the last one stays
+    row = Row(arm, runs, list(newest.values()))
+    scaled = json.loads(runs[0].precision).get("grad_scaling")
+    for name, key in FIGURES.items():
+        if name == "loss_scale" and not scaled:
+            continue  # a scaler that is off says 1
+        values = [run.summary[key] for run in row.counted if run.summary.get(key) is not None]
+        if values:
+            row.figures[name] = sample(values)
+    return row
+
+
+def sample(values: list[float]) -> Sample:
+    """Figures of at least one value."""
+    sd = statistics.stdev(values) if len(values) > 1 else None
+    return Sample(len(values), statistics.fmean(values), sd, statistics.median(values), min(values), max(values))
+
+
+def _against(row: Row, base: Row) -> dict[str, Estimate]:
+    partner = {run.seed: run for run in base.counted}
+    pairs = [(run.summary, partner[run.seed].summary) for run in row.counted if run.seed in partner]
+    made = {}
+    for name, (figure, form, undo) in AGAINST.items():
+        key = FIGURES[figure]
+        known = [(a[key], b[key]) for a, b in pairs if a.get(key) is not None and b.get(key) is not None]
+        values = [value for pair in known if (value := form(*pair)) is not None]
+        if values:
+            mean, low, high = interval(values)
+            low, high = (None if bound is None else undo(bound) for bound in (low, high))
+            made[name] = Estimate(len(values), undo(mean), low, high)
+    return made
+
+
+def interval(values: list[float]) -> tuple[float, float | None, float | None]:
+    """The mean and its 95 % interval by Student's t; no interval for one value."""
+    mean = statistics.fmean(values)
+    if len(values) == 1:
+        return mean, None, None
+    from scipy.special import stdtrit  # costs half a second, and is needed only here
+
+    half = float(stdtrit(len(values) - 1, 0.975)) * statistics.stdev(values) / math.sqrt(len(values))
+    return mean, mean - half, mean + half
+
+
+def _place(row: Row, reference: str, sort: str | None) -> tuple:
+    usual = _USUAL_ORDER.index(row.arm) if row.arm in _USUAL_ORDER else len(_USUAL_ORDER)
+    by_arm = (row.arm != reference, usual, row.arm)
+    if not sort:
+        return by_arm
+    itself = {"speed_ratio": 1.0, "loss_difference": 0.0} if row.is_reference else {}
+    known = itself | {name: one.mean for name, one in {**row.figures, **row.against}.items()}
+    value = known.get(sort)
+    return (value is None, SORTS[sort] * (value or 0.0), by_arm)
+
+
+def _differences(before: Comparison, here: Comparison) -> dict[str, tuple[Any, Any]]:
+    """What keeps two comparisons apart, by key."""
+    kept_apart = [(before.config, here.config)]
+    kept_apart.append(({"data": before.data}, {"data": here.data}))
+    kept_apart.append((before.fingerprint, here.fingerprint))
+    return {
+        key: (there.get(key), now.get(key))
+        for there, now in kept_apart
+        for key in {**there, **now}
+        if there.get(key) != now.get(key)
+    }

@@ -1,0 +1,254 @@
+"""Finds results and reads them. Opens result.json and nothing else; a result that is no use is named, never fatal.
+
+A run's config is kept once for each experiment signature, which stands for it, so that thousands of runs fit
+into memory.
+"""
+
+import difflib
+import json
+import math
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from precision_lab import open_sets
+from precision_lab.errors import InputError
+from precision_lab.identity import counted
+from precision_lab.open_sets import label
+from precision_lab.recorder import SCHEMA_VERSION, STATUSES
+
+# W&B's own folders, which hold no result of ours and may be many.
+_WANDB_RUN = re.compile(r"(offline-)?run-\d{8}_\d{6}-")
+_NEEDED = {
+    "schema": int, "status": str, "arm": str, "seed": int, "experiment_signature": str, "finished": int | float,
+    "config": dict, "summary": dict, "hashes": dict, "fingerprint": dict, "support": dict, "versions": dict,
+    "git": dict, "host": str,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What a comparison needs of one run."""
+
+    folder: str
+    name: str  # of the experiment, "unnamed" without one
+    arm: str
+    precision: str  # the whole precision group as JSON: the arm's identity
+    seed: int
+    status: str
+    reason: str | None
+    experiment: str  # signature
+    finished: float  # seconds since 1970
+    summary: dict[str, float | None]
+    hashes: dict[str, str]
+    fingerprint: tuple[tuple[str, Any], ...]
+    support: dict[str, str]
+    host: str
+    versions: dict[str, Any]
+    git: dict[str, Any]
+
+
+@dataclass
+class Found:
+    """The runs below some folders, the configs of their experiments by signature, and what could not be read."""
+
+    runs: list[Run] = field(default_factory=list)
+    configs: dict[str, dict[str, Any]] = field(default_factory=dict)  # flat: {"trainer.steps": 200}; identity only
+    skipped: list[tuple[str, str]] = field(default_factory=list)  # folder, reason
+
+
+def read(folders: list[Path], where: list[str] = ()) -> Found:
+    """All results below `folders` that fit every `key=value` of `where`; a run reached twice counts once.
+
+    InputError for a folder that is none, a condition that is none, or a key that no run has.
+    """
+    for folder in folders:
+        if not folder.is_dir():
+            raise InputError(f"{folder} is not a folder; name one that holds runs.")
+    conditions = [_Condition(text) for text in where]
+    found = Found()
+    for folder, problem in _run_folders(folders):
+        if not problem:
+            result, problem = _load(folder)
+        if problem:
+            found.skipped.append((folder, problem))
+        elif all([condition.fits(result) for condition in conditions]):  # a list: each sees every run
+            _take(result, folder, found)
+    for condition in conditions:
+        condition.check()
+    return found
+
+
+def _run_folders(folders: list[Path]) -> Iterator[tuple[str, str]]:
+    """Every run folder, and why it has no result where it has none. What lies below one is its own affair."""
+    todo, seen = [os.fspath(folder) for folder in reversed(folders)], set()
+    while todo:
+        folder = todo.pop()
+        try:
+            status = os.stat(folder)
+            if (status.st_dev, status.st_ino) in seen:  # named twice, or linked to
+                continue
+            seen.add((status.st_dev, status.st_ino))
+            with os.scandir(folder) as entries:
+                inside = {entry.name: entry for entry in entries}
+            below = [name for name in inside if inside[name].is_dir() and not _WANDB_RUN.match(name)]
+        except OSError as error:
+            yield folder, f"cannot be opened ({error.strerror})"
+            continue
+        if "result.json" in inside:
+            yield folder, "" if inside["result.json"].is_file() else "result.json is not a file"
+        elif "status.json" in inside:
+            yield folder, "no result yet: still running, or killed"
+        else:
+            todo += [os.path.join(folder, name) for name in sorted(below, reverse=True)]
+
+
+def _load(folder: str) -> tuple[dict[str, Any], str]:
+    """(what result.json holds, "") or ({}, why it is no use)."""
+    try:
+        with open(os.path.join(folder, "result.json"), "rb") as file:
+            text = file.read()
+    except OSError as error:
+        return {}, f"result.json cannot be read ({error.strerror})"
+    if not text.strip():
+        return {}, "result.json is empty"
+    try:
+        result = json.loads(text, parse_constant=_no_number)
+    except (ValueError, RecursionError):
+        return {}, "result.json is damaged: no JSON"
+    problem = _problem(result)
+    return ({}, problem) if problem else (result, "")
+
+
+def _no_number(text: str) -> float:
+    raise ValueError(text)  # NaN and Infinity are no JSON, and are never written
+
+
+def _problem(result: Any) -> str:
+    if not isinstance(result, dict):
+        return "result.json is damaged: no object"
+    schema = result.get("schema")
+    if isinstance(schema, int) and schema > SCHEMA_VERSION:
+        return f"written by a newer version (schema {schema}; this one reads up to {SCHEMA_VERSION})"
+    for key, kind in _NEEDED.items():
+        if not isinstance(result.get(key), kind) or isinstance(result[key], bool):
+            return f"result.json is damaged, or of an older version: {key} is missing or of a wrong type"
+    config = result["config"]
+    fit = (
+        result["status"] in STATUSES
+        and isinstance(config.get("precision"), dict)
+        and isinstance(config.get("name"), str | None)
+        and isinstance(result.get("reason"), str | None)
+        and all(_is_target(config.get(group)) for group in open_sets.NAMES)
+        and all(_is_number(value) for key, value in result["summary"].items() if key != "nonfinite")
+        and all(isinstance(value, str) for value in [*result["hashes"].values(), *result["support"].values()])
+        and not any(isinstance(value, dict | list) for value in result["fingerprint"].values())
+    )
+    return "" if fit else "result.json is damaged: it holds values of a wrong type"
+
+
+def _is_target(node: Any) -> bool:
+    return isinstance(node, dict) and isinstance(node.get("_target_"), str)
+
+
+def _is_number(value: Any) -> bool:
+    return value is None or (
+        isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)  # 1e999 is inf
+    )
+
+
+def _take(result: dict[str, Any], folder: str, found: Found) -> None:
+    signature, config = result["experiment_signature"], result["config"]
+    if signature not in found.configs:
+        found.configs[signature] = flat(counted(config))
+    found.runs.append(
+        Run(
+            folder=folder,
+            name=config["name"] or "unnamed",
+            precision=json.dumps(config["precision"], sort_keys=True),
+            experiment=signature,
+            fingerprint=tuple(sorted(result["fingerprint"].items())),
+            reason=result.get("reason"),
+            **{key: result[key] for key in ("arm", "seed", "status", "finished", "summary", "hashes")},
+            **{key: result[key] for key in ("support", "host", "versions", "git")},
+        )
+    )
+
+
+def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """`{"trainer": {"steps": 5}}` -> `{"trainer.steps": 5}`."""
+    result = {}
+    for key, value in values.items():
+        if isinstance(value, dict) and value:
+            result |= flat(value, f"{prefix}{key}.")
+        else:
+            result[f"{prefix}{key}"] = value
+    return result
+
+
+class _Condition:
+    """`key=value` or `key=value,other`: of a run's config, or of one of the short names."""
+
+    def __init__(self, text: str):
+        self.text, self.fitted = text, False
+        self.key, equals, wanted = text.partition("=")
+        if not equals or not self.key:
+            raise InputError(f"--where {text} is not a condition; write key=value, such as seed=0,1 or model=cnn.")
+        self.wanted = [wanted, *wanted.split(",")]  # whole as well: a list has commas
+        self.keys: set[str] = set()  # that runs have
+        self.values: set[str] = set()
+
+    def fits(self, result: dict[str, Any]) -> bool:
+        known = _short_names(result)
+        if self.key not in known:
+            machine = {key: result[key] for key in ("fingerprint", "versions")}
+            known |= flat(result["config"]) | flat(machine)
+            self.keys |= set(known)
+        if self.key not in known:
+            return False
+        value = known[self.key]
+        self.values.add(_text(value))
+        fits = any(_says(text, value) for text in self.wanted)
+        self.fitted = self.fitted or fits
+        return fits
+
+    def check(self) -> None:
+        """InputError if no run has such a key, or such a value."""
+        if self.values and not self.fitted:
+            shown = sorted(self.values)
+            there = ", ".join(shown[:10]) + (f" and {len(shown) - 10} more" if len(shown) > 10 else "")
+            raise InputError(f"--where {self.text} fits no run; there is {self.key}={there}.")
+        if self.keys and not self.values:
+            near = difflib.get_close_matches(self.key, self.keys, n=1, cutoff=0.6)
+            hint = f"did you mean {near[0]}?" if near else f"short names are {', '.join(_SHORT)}."
+            raise InputError(f"--where {self.text}: no run has the key {self.key}; {hint}")
+
+
+_SHORT = ("arm", "precision", "model", "dataset", "seed", "status", "name", "device", "hardware", "host")
+
+
+def _short_names(result: dict[str, Any]) -> dict[str, Any]:
+    config, machine = result["config"], result["fingerprint"]
+    values = (
+        result["arm"], config["precision"].get("name"), label(config["model"]), label(config["dataset"]),
+        result["seed"], result["status"], config["name"], machine.get("device"), machine.get("model"), result["host"],
+    )  # fmt: skip
+    return dict(zip(_SHORT, values, strict=True))
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
+
+
+def _says(text: str, value: Any) -> bool:
+    """Whether a person who types `text` may mean `value`."""
+    try:
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        return text == _text(value) or (float(text) if number else yaml.safe_load(text)) == value
+    except (ValueError, yaml.YAMLError):
+        return False

@@ -1,0 +1,137 @@
+"""A comparison in plain sentences: what each arm did to speed, memory and loss on this machine, and no verdict."""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from precision_lab.report.compare import Comparison, Estimate, Row
+
+# Below this a step is mostly dispatch and casts, whatever the units do.
+SHORT_STEP_MS = 5
+# An interval of the speed ratio whose ends are further apart than this says nothing.
+TOO_WIDE = 4
+_LOW = ("bfloat16", "float16")
+
+
+def reading(comparison: Comparison) -> list[str]:
+    """Sentences on speed, on memory, on the loss and on runs that did not complete, as far as there is something."""
+    told = [_speed(comparison), _memory(comparison), _loss(comparison), _ends(comparison.rows)]
+    return [sentence for sentence in told if sentence]
+
+
+def machine(fingerprint: dict[str, Any]) -> str:
+    """`2-core Intel Xeon Processor`, `NVIDIA H200`."""
+    model = re.sub(r"\s+", " ", re.sub(r"\((R|TM)\)", "", str(fingerprint.get("model") or "machine"))).strip()
+    return f"{fingerprint.get('count')}-core {model}" if fingerprint.get("device") == "cpu" else model
+
+
+def units(support: dict[str, str]) -> str:
+    """`which has bfloat16 units and no float16 units`."""
+    has, lacks = (
+        [n for n in ("bfloat16", "float16") if (support.get(n) == "native") is there] for there in (True, False)
+    )
+    if not has:
+        return "which has no bfloat16 and no float16 units"
+    return f"which has {_joined(has)} units" + (f" and no {lacks[0]} units" if lacks else "")
+
+
+def _joined(parts: list[str]) -> str:
+    return f"{', '.join(parts[:-1])} and {parts[-1]}" if len(parts) > 1 else "".join(parts)
+
+
+def between(estimate: Estimate, form: Callable[[float], str]) -> str:
+    """The mean with its interval: `0.75 [0.70, 0.81]`."""
+    if estimate.low is None:
+        return form(estimate.mean)
+    return f"{form(estimate.mean)} [{form(estimate.low)}, {form(estimate.high)}]"
+
+
+def ratio(value: float) -> str:
+    """`0.75`; one far from 1 by its magnitude."""
+    return f"{value:.2f}" if 0.1 <= value < 100 else f"{value:.2g}"
+
+
+def difference(value: float) -> str:
+    """`-0.0014`, with its sign."""
+    return f"{value:+.2g}"
+
+
+def _known(rows: list[Row], name: str) -> list[tuple[Row, Estimate]]:
+    return [(row, row.against[name]) for row in rows if name in row.against]
+
+
+def _speed(comparison: Comparison) -> str:
+    known, base = _known(comparison.others, "speed_ratio"), comparison.reference
+    if not known or not base:
+        return ""
+    support = comparison.runs[-1].support
+    place = f"On this {machine(comparison.fingerprint)}, {units(support)}"
+    if any(speed.low is not None and speed.high > TOO_WIDE * speed.low for _, speed in known):
+        return f"{place}, step times changed so much from run to run that nothing can be said of speed."
+    (first, speed), *rest = known
+    told = [f"{first.arm} trained at {between(speed, ratio)} times the speed of {base.arm}"]
+    told += [f"{row.arm} at {between(speed, ratio)}" for row, speed in rest]
+    slower = [row for row, speed in known if speed.mean < 1]
+    step_ms, why = base.figures["step_ms"].median, ""
+    if any(support.get(_dtype(row)) == "emulated" for row in slower):
+        why = ": what a machine has no units for, it converts back and forth"
+    elif slower and step_ms < SHORT_STEP_MS:
+        why = f": in a step of {step_ms:.2g} ms, casts and dispatch may cost more than the units save"
+    return f"{place}, {_joined(told)}{why}."
+
+
+def _dtype(row: Row) -> str:
+    arm = json.loads(row.runs[0].precision)
+    return arm.get("autocast_dtype") or arm.get("param_dtype") or ""
+
+
+def _memory(comparison: Comparison) -> str:
+    base, saved, peak = (comparison.reference, *(_known(comparison.others, f"{of}_ratio") for of in ("saved", "peak")))
+    if not base:
+        return ""
+    kinds = ((f"of what {base.arm} keeps for backward", "kept", saved), ("of its peak memory", "took", peak))
+    parts = []
+    for of_what, verb, known in kinds:
+        if known:
+            (first, share), *rest = known
+            told = [
+                f"{first.arm} {verb} {ratio(share.mean)}",
+                *(f"{row.arm} {ratio(share.mean)}" for row, share in rest),
+            ]
+            parts.append(f"{of_what}, {_joined(told)}")
+    hardly = all(share.mean > 0.9 for _, share in peak) and any(share.mean < 0.8 for _, share in saved)
+    why = ", since weights, gradients and optimizer state take as much in every arm" if peak and hardly else ""
+    text = f"{'; '.join(parts)}{why}."
+    return text[0].upper() + text[1:] if parts else ""
+
+
+def _loss(comparison: Comparison) -> str:
+    known, base = _known(comparison.others, "loss_difference"), comparison.reference
+    if not known or not base:
+        return ""
+    loss = base.figures["val_loss_fp32"]
+    spread = f" (sd over {loss.n} seeds {loss.sd:.2g})" if loss.sd is not None else ""
+    told = [f"{row.arm} {_beside(apart)}" for row, apart in known]
+    return f"The validation loss, computed in float32, was {loss.mean:.4g} for {base.arm}{spread}; {_joined(told)}."
+
+
+def _beside(apart: Estimate) -> str:
+    by = f"by {between(apart, difference)}"
+    if apart.low is None:
+        return f"differs {by} in the one seed that both have"
+    if apart.low <= 0 <= apart.high:
+        return f"differs {by}, so that none is detected in {apart.pairs} pairs of seeds"
+    return f"is {'higher' if apart.mean > 0 else 'lower'} {by} over {apart.pairs} pairs of seeds"
+
+
+def _ends(rows: list[Row]) -> str:
+    """Runs that diverged or ran out of memory are results, and told with their reason."""
+    told = []
+    for row in rows:
+        reasons = Counter((run.status, run.reason) for run in row.runs if run.status in ("diverged", "out_of_memory"))
+        for (status, reason), n in reasons.items():
+            words = "diverged" if status == "diverged" else "ran out of memory"
+            told.append(f"{n} of {len(row.runs)} {row.arm} runs {words} ({reason or 'no reason given'})")
+    return f"{'; '.join(told)}." if told else ""

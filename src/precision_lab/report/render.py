@@ -1,0 +1,370 @@
+"""A comparison as a terminal shows it, as Markdown, as CSV (a line an arm) and as JSON (everything).
+
+Terminal and Markdown show the same tables; GiB = 2^30 and MiB = 2^20 bytes.
+"""
+
+import csv
+import io
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from precision_lab.recorder import STATUSES
+from precision_lab.report.compare import AGAINST, FIGURES, Comparison, Row
+from precision_lab.report.read import Found
+from precision_lab.report.reading import between, difference, machine, ratio, reading
+from precision_lab.report.warnings import ranges, warnings_of
+
+SCHEMA_VERSION = 1
+LEGEND = (
+    "(a to b): smallest and largest of the runs; [a, b]: 95 % interval of the mean over pairs of runs of one seed. "
+    "speed ratio: step time of the reference arm over the arm's. saved: activations kept for backward."
+)
+# More comparisons than this are left to the files, and more of one kind of anything to the JSON.
+SHOWN = 20
+NAMED = 4
+Cells = tuple[list[str], list[list[str]]]  # header, rows
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column: its header and what it says of a row."""
+
+    header: str
+    cell: Callable[[Row], str]
+
+
+def number(value: float) -> str:
+    """Four digits that count: `0.1148`, `42,953`, `65,536`."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def _mean(name: str, scale: float = 1.0) -> Callable[[Row], str]:
+    return lambda row: number(row.figures[name].mean * scale) if name in row.figures else "-"
+
+
+def _from_to(name: str) -> Callable[[Row], str]:
+    """Of counts, which differ from run to run or not."""
+
+    def cell(row: Row) -> str:
+        known = row.figures.get(name)
+        if known is None:
+            return "-"
+        return number(known.low) if known.low == known.high else f"{number(known.low)} to {number(known.high)}"
+
+    return cell
+
+
+def _step_ms(row: Row) -> str:
+    known = row.figures.get("step_ms")
+    if known is None:
+        return "-"
+    spread = f" ({number(known.low)} to {number(known.high)})" if known.n > 1 else ""
+    return number(known.median) + spread
+
+
+def _against(name: str, form: Callable[[float], str] = ratio, itself: str = "1") -> Callable[[Row], str]:
+    def cell(row: Row) -> str:
+        if name in row.against:
+            return between(row.against[name], form)
+        return itself if AGAINST[name][0] in row.figures and row.is_reference else "-"
+
+    return cell
+
+
+def _share(name: str) -> Callable[[Row], str]:
+    """A ratio of memory, which seldom varies; its interval is in the JSON."""
+    return lambda row: ratio(row.against[name].mean) if name in row.against else _against(name)(row)
+
+
+def _pairs(row: Row) -> str:
+    return str(row.against["loss_difference"].pairs) if "loss_difference" in row.against else "-"
+
+
+def _sd(row: Row) -> str:
+    known = row.figures.get("val_loss_fp32")
+    return number(known.sd) if known and known.sd is not None else "-"
+
+
+def _statuses(row: Row) -> str:
+    return ", ".join(f"{n} {status}" for status, n in row.statuses.items())
+
+
+def _blocks(comparison: Comparison) -> list[list[Column]]:
+    """Speed, memory and loss, each narrow enough for 80 columns."""
+    arm = Column("arm", lambda row: row.arm)
+    rows = comparison.rows
+    peaks = [row.figures["peak_allocated_gib"].mean for row in rows if "peak_allocated_gib" in row.figures]
+    unit, scale = ("GiB", 1.0) if max(peaks, default=0.0) >= 1 else ("MiB", 1024.0)
+    return [
+        [
+            arm,
+            Column("runs", _statuses),
+            Column("ms/step (range)", _step_ms),
+            Column("samples/s", _mean("samples_per_s")),
+            Column("speed ratio", _against("speed_ratio")),
+        ],
+        [
+            arm,
+            Column(f"peak {unit}", _mean("peak_allocated_gib", scale)),
+            Column("ratio", _share("peak_ratio")),
+            Column("saved MiB", _mean("saved_activations_mib")),
+            Column("ratio", _share("saved_ratio")),
+            Column("skipped", _from_to("skipped_steps")),
+            Column("loss scale", _from_to("loss_scale")),
+        ],
+        [
+            arm,
+            Column("val loss in fp32", _mean("val_loss_fp32")),
+            Column("sd", _sd),
+            Column(f"minus {comparison.reference_name}'s, by seed", _against("loss_difference", difference, "0")),
+            Column("pairs", _pairs),
+            *(
+                [Column("accuracy", _mean("val_accuracy"))]
+                if any("val_accuracy" in row.figures for row in rows)
+                else ()
+            ),
+        ],
+    ]
+
+
+def _cells(columns: list[Column], rows: list[Row]) -> Cells:
+    return [column.header for column in columns], [[column.cell(row) for column in columns] for row in rows]
+
+
+def _title(comparison: Comparison) -> str:
+    return f"{comparison.name} ({comparison.experiment})"
+
+
+def hardware_label(fingerprint: dict[str, Any]) -> str:
+    """`2-core Intel Xeon Processor, threads 2, 16 GiB`."""
+    threads = f", threads {fingerprint.get('threads')}" if fingerprint.get("device") == "cpu" else ""
+    return f"{machine(fingerprint)}{threads}, {fingerprint.get('memory_gib')} GiB"
+
+
+def _subtitle(comparison: Comparison) -> list[str]:
+    """On what and how it was run, and why it is no part of the table above."""
+    config, last = comparison.config, comparison.runs[-1]
+    able = ", ".join(f"{name} {word}" for name, word in last.support.items() if name != "float32")
+    steps, epochs = (config.get(f"trainer.{unit}") for unit in ("steps", "epochs"))
+    length = f"{steps} steps" if steps else f"{epochs} epochs"
+    lines = [
+        f"{hardware_label(comparison.fingerprint)}; {able}",
+        f"torch {last.versions.get('torch')}; {length} of batch {config.get('trainer.batch_size')}",
+    ]
+    if comparison.differs:
+        kin = set(comparison.differs) <= set(comparison.fingerprint)
+        apart = "the same experiment as above on other hardware" if kin else "not comparable with the one above"
+        shown = [f"{key} {_value(a)} there, {_value(b)} here" for key, (a, b) in comparison.differs.items()]
+        more = f" and {len(shown) - NAMED} more keys" if len(shown) > NAMED else ""
+        lines.append(f"{apart}: {'; '.join(shown[:NAMED])}{more}")
+    return lines
+
+
+def _value(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."
+
+
+# --- across hardware -------------------------------------------------------------------------------------------
+
+
+def across(comparisons: list[Comparison]) -> list[list[Comparison]]:
+    """Comparisons of one experiment on one set of data that were made on several kinds of hardware."""
+    groups: dict[tuple[str, str | None], list[Comparison]] = {}
+    for comparison in comparisons:
+        groups.setdefault((comparison.experiment, comparison.data), []).append(comparison)
+    return [group for group in groups.values() if len(group) > 1]
+
+
+def _across_blocks(group: list[Comparison], arms_a_table: int) -> Iterator[tuple[str, Cells]]:
+    """(what the cells say, hardware x arm), `arms_a_table` at a time."""
+    reference = group[0].reference_name
+    blocks: dict[str, Callable[[Row], str]] = {
+        f"ms a step (speed ratio to {reference} on the same hardware)": _both("step_ms", "speed_ratio"),
+        f"saved activations in MiB (ratio to {reference})": _both("saved_activations_mib", "saved_ratio"),
+        "validation loss in fp32": _mean("val_loss_fp32"),
+    }
+    arms = list(dict.fromkeys(row.arm for one in group for row in one.rows))
+    for caption, cell in blocks.items():
+        for start in range(0, len(arms), arms_a_table):
+            chosen = arms[start : start + arms_a_table]
+            lines = []
+            for one in group:
+                row_of = {row.arm: row for row in one.rows}
+                cells = [cell(row_of[arm]) if arm in row_of else "-" for arm in chosen]
+                lines.append([hardware_label(one.fingerprint), *cells])
+            yield caption, (["hardware", *chosen], lines)
+
+
+def _both(figure: str, name: str) -> Callable[[Row], str]:
+    def cell(row: Row) -> str:
+        value = number(row.figures[figure].median) if figure in row.figures else "-"
+        return f"{value} ({ratio(row.against[name].mean)})" if name in row.against else value
+
+    return cell
+
+
+# --- what was left out -------------------------------------------------------------------------------------------
+
+
+def skipped_lines(found: Found) -> list[str]:
+    """A line for each reason, with the folders; many folders of one reason are counted."""
+    reasons: dict[str, list[str]] = {}
+    for folder, reason in found.skipped:
+        reasons.setdefault(reason, []).append(folder)
+    lines = []
+    for reason, folders in reasons.items():
+        more = f" and {len(folders) - NAMED} more" if len(folders) > NAMED else ""
+        lines.append(f"left out, {reason}: {', '.join(folders[:NAMED])}{more}")
+    return lines
+
+
+# --- terminal ------------------------------------------------------------------------------------------------
+
+
+def show(comparisons: list[Comparison], found: Found, console: Console) -> None:
+    """Print all to a terminal; at most SHOWN comparisons."""
+    for comparison in comparisons[:SHOWN]:
+        console.print(Text(_title(comparison), style="bold"))
+        for line in _subtitle(comparison):
+            console.print(Text(line))
+        for columns in _blocks(comparison):
+            console.print()
+            console.print(_rich(_cells(columns, comparison.rows)))
+        console.print()
+        for sentence in reading(comparison):
+            console.print(Text(sentence))
+        for _, text in warnings_of(comparison):
+            console.print(Text(f"! {text}", style="yellow"))
+        console.print()
+    if (more := len(comparisons) - SHOWN) > 0:
+        console.print(Text(f"{more} more comparisons are in the files; --where chooses among all.\n", style="yellow"))
+    for group in across(comparisons)[:SHOWN]:
+        console.print(Text(f"{_title(group[0])} across hardware", style="bold"))
+        for caption, cells in _across_blocks(group, max(1, (console.width - 28) // 16)):
+            console.print()
+            console.print(Text(caption))
+            console.print(_rich(cells))
+        console.print()
+    for line in skipped_lines(found):
+        console.print(Text(line, style="yellow"))
+    console.print(Text(LEGEND, style="dim"))
+
+
+def _rich(cells: Cells) -> Table:
+    header, rows = cells
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for place, name in enumerate(header):
+        text = place == 0 or name == "runs"
+        table.add_column(Text(name), justify="left" if text else "right", overflow="fold", no_wrap=not text)
+    for row in rows:
+        table.add_row(*map(Text, row))
+    return table
+
+
+# --- files -----------------------------------------------------------------------------------------------------
+
+
+def markdown(comparisons: list[Comparison], found: Found) -> str:
+    """The same tables and sentences, all of them, for a page or a pull request."""
+    parts = []
+    for comparison in comparisons:
+        parts += [f"## {_escape(_title(comparison))}", *map(_escape, _subtitle(comparison))]
+        parts += [_pipes(_cells(columns, comparison.rows)) for columns in _blocks(comparison)]
+        parts += [_escape(" ".join(reading(comparison)))]
+        parts += ["\n".join(f"- {_escape(text)}" for _, text in warnings_of(comparison))]
+    for group in across(comparisons):
+        parts += [f"## {_escape(_title(group[0]))} across hardware"]
+        for caption, cells in _across_blocks(group, 100):
+            parts += [_escape(caption[0].upper() + caption[1:]), _pipes(cells)]
+    parts += ["\n".join(f"- {_escape(line)}" for line in skipped_lines(found)), _escape(LEGEND)]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _pipes(cells: Cells) -> str:
+    header, rows = cells
+    lines = [header, ["---"] + ["---:"] * (len(header) - 1), *rows]
+    return "\n".join("| " + " | ".join(map(_escape, line)) + " |" for line in lines)
+
+
+_MARKS = str.maketrans({mark: f"\\{mark}" for mark in "\\|*_<`"})
+
+
+def _escape(text: str) -> str:
+    """A label or folder name is the user's own text."""
+    return text.translate(_MARKS)
+
+
+def as_csv(comparisons: list[Comparison]) -> str:
+    """A line an arm: plain numbers, empty where not known."""
+    lines = []
+    for comparison in comparisons:
+        codes = " ".join(code for code, _ in warnings_of(comparison))
+        for row in comparison.rows:
+            line: dict[str, Any] = {
+                "name": comparison.name,
+                "experiment_signature": comparison.experiment,
+                "data_hash": comparison.data,
+                **comparison.fingerprint,
+                "arm": row.arm,
+                "reference": comparison.reference_name,
+                "seeds": ranges(sorted(run.seed for run in row.counted)),
+                **{status: row.statuses.get(status, 0) for status in STATUSES if status != "running"},
+            }
+            for name in FIGURES:
+                known = row.figures.get(name)
+                line |= {
+                    f"{name}_{part}": getattr(known, part, None) for part in ("mean", "sd", "median", "low", "high")
+                }
+            for name in AGAINST:
+                known = row.against.get(name)
+                line |= {
+                    f"{name}{part}": getattr(known, part[1:] or "mean", None)
+                    for part in ("", "_low", "_high", "_pairs")
+                }
+            lines.append(line | {"warnings": codes})
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(dict.fromkeys(key for line in lines for key in line)), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(lines)
+    return text.getvalue()
+
+
+def as_json(comparisons: list[Comparison], found: Found) -> str:
+    """Everything the comparison knows, with the folders each figure is from; a line a comparison."""
+    lines = ",\n".join(json.dumps(_plain(comparison)) for comparison in comparisons)
+    skipped = json.dumps([{"folder": folder, "reason": reason} for folder, reason in found.skipped])
+    return f'{{"schema": {SCHEMA_VERSION},\n"comparisons": [\n{lines}\n],\n"skipped": {skipped}}}\n'
+
+
+def _plain(comparison: Comparison) -> dict[str, Any]:
+    return {
+        "name": comparison.name,
+        "experiment_signature": comparison.experiment,
+        "data_hash": comparison.data,
+        "fingerprint": comparison.fingerprint,
+        "support": comparison.runs[-1].support,
+        "reference": comparison.reference_name,
+        "not_comparable_with_the_one_above": {
+            key: {"there": there, "here": here} for key, (there, here) in comparison.differs.items()
+        },
+        "arms": [
+            {
+                "arm": row.arm,
+                "statuses": dict(row.statuses),
+                "seeds": sorted(run.seed for run in row.counted),
+                "figures": {name: vars(known) for name, known in row.figures.items()},
+                "against_reference": {name: vars(known) for name, known in row.against.items()},
+                "folders": [run.folder for run in row.runs],
+            }
+            for row in comparison.rows
+        ],
+        "reading": reading(comparison),
+        "warnings": [{"code": code, "text": text} for code, text in warnings_of(comparison)],
+    }

@@ -1,0 +1,255 @@
+"""All warnings that a comparison can carry: one text each, and when it applies.
+
+A text's fields are filled by what its rule returns; a rule that returns nothing leaves the warning out.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from precision_lab.report.compare import Comparison, Row
+
+# A verdict on the loss needs six pairs: with fewer no sign-flip test can come below 5 %.
+PAIRS_FOR_A_VERDICT = 6
+MEASURED_STEPS = 20  # below this the median of the step times hangs on a few
+UNSTEADY = 0.1  # range of an arm's step times over its median
+WAITING = 0.1  # share of the step time
+
+
+@dataclass(frozen=True)
+class Warning:
+    """What may mislead a reader. `applies` gives the fields of `text`, or None where all is well."""
+
+    code: str
+    text: str
+    applies: Callable[[Comparison], dict[str, Any] | None]
+
+
+@cache
+def warnings_of(comparison: Comparison) -> tuple[tuple[str, str], ...]:
+    """(code, text) of every warning the comparison carries."""
+    known = [(warning, warning.applies(comparison)) for warning in WARNINGS]
+    return tuple((warning.code, warning.text.format(**fields)) for warning, fields in known if fields is not None)
+
+
+def _arms(rows: Iterable[Row], said: Callable[[Row], str | None]) -> dict[str, Any] | None:
+    """`arms`: each row's label and what is said of it; rows of which nothing is said are left out."""
+    told = [f"{row.arm} {words}".rstrip() for row in rows if (words := said(row)) is not None]
+    return {"arms": ", ".join(told)} if told else None
+
+
+def _figures(row: Row, name: str, template: str, beyond: Callable[[Any], bool]) -> str | None:
+    known = row.figures.get(name)
+    return template.format(known) if known and beyond(known) else None
+
+
+def _in_turn(comparison: Comparison) -> dict[str, Any] | None:
+    return {} if any("speed_ratio" in row.against for row in comparison.others) else None
+
+
+def _no_reference(comparison: Comparison) -> dict[str, Any] | None:
+    if comparison.reference:
+        return None
+    others = [row.arm for row in comparison.rows if row.counted]
+    other = f", or name another with --reference: {', '.join(others)}" if others else ""
+    return {"reference": comparison.reference_name, "other": other}
+
+
+def _one_seed(comparison: Comparison) -> dict[str, Any] | None:
+    return _arms(comparison.rows, lambda row: "" if len(row.counted) == 1 else None)
+
+
+def _few_pairs(comparison: Comparison) -> dict[str, Any] | None:
+    pairs = [row.against["loss_difference"].pairs for row in comparison.others if "loss_difference" in row.against]
+    few = [n for n in pairs if 1 < n < PAIRS_FOR_A_VERDICT]
+    return {"pairs": min(few), "enough": PAIRS_FOR_A_VERDICT} if few else None
+
+
+def _not_completed(comparison: Comparison) -> dict[str, Any] | None:
+    def said(row: Row) -> str | None:
+        bad = [f"{n} {status}" for status, n in row.statuses.items() if status != "completed"]
+        return f"{' and '.join(bad)} of {row.statuses.total()}" if bad else None
+
+    return _arms(comparison.rows, said)
+
+
+def _unequal_seeds(comparison: Comparison) -> dict[str, Any] | None:
+    seeds = {row.arm: sorted(run.seed for run in row.counted) for row in comparison.rows if row.counted}
+    if len({tuple(one) for one in seeds.values()}) < 2:
+        return None
+    return {"seeds": ", ".join(f"{arm} has {ranges(one)}" for arm, one in seeds.items())}
+
+
+def ranges(numbers: list[int]) -> str:
+    """`[0, 1, 2, 5]` -> `0-2 5`; the numbers are sorted."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return " ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+
+
+def _unequal_start(comparison: Comparison) -> dict[str, Any] | None:
+    if not comparison.reference:
+        return None
+    partner = {run.seed: run.hashes for run in comparison.reference.counted}
+
+    def said(row: Row) -> str | None:
+        unlike = [
+            run.seed
+            for run in row.counted
+            for key in ("initial_weights", "batches")
+            if run.seed in partner and run.hashes.get(key) != partner[run.seed].get(key)
+        ]
+        return f"seed {ranges(sorted(set(unlike)))}" if unlike else None
+
+    return _arms(comparison.others, said)
+
+
+def _skipped_steps(comparison: Comparison) -> dict[str, Any] | None:
+    def said(row: Row) -> str | None:
+        return _figures(row, "skipped_steps", "{0.mean:.3g} a run", lambda skips: skips.high > 0)
+
+    return _arms(comparison.rows, said)
+
+
+def _emulated(comparison: Comparison) -> dict[str, Any] | None:
+    support = next((run.support for run in comparison.runs), {})
+    emulated = {name for name, word in support.items() if word == "emulated"}
+
+    def said(row: Row) -> str | None:
+        arm = json.loads(row.runs[0].precision)
+        used = sorted(emulated & {arm.get("autocast_dtype"), arm.get("param_dtype")})
+        return f"({' and '.join(used)})" if used else None
+
+    return _arms(comparison.rows, said)
+
+
+def _few_steps(comparison: Comparison) -> dict[str, Any] | None:
+    def said(row: Row) -> str | None:
+        return _figures(row, "measured_steps", "{0.low:.0f}", lambda steps: steps.low < MEASURED_STEPS)
+
+    return _arms(comparison.rows, said)
+
+
+def _waiting_for_data(comparison: Comparison) -> dict[str, Any] | None:
+    def said(row: Row) -> str | None:
+        return _figures(row, "data_wait_share", "{0.median:.0%}", lambda share: share.median > WAITING)
+
+    return _arms(comparison.rows, said)
+
+
+def _unsteady(comparison: Comparison) -> dict[str, Any] | None:
+    def said(row: Row) -> str | None:
+        template = "{0.low:.3g} to {0.high:.3g} ms"
+        return _figures(row, "step_ms", template, lambda ms: ms.high - ms.low > UNSTEADY * ms.median)
+
+    return _arms(comparison.rows, said)
+
+
+def _several(values: Iterable[str | None]) -> dict[str, Any] | None:
+    counts = Counter(value or "unknown" for value in values)
+    return {"which": ", ".join(f"{value} ({n} runs)" for value, n in counts.items())} if len(counts) > 1 else None
+
+
+def _mixed_versions(comparison: Comparison) -> dict[str, Any] | None:
+    kinds = [run.versions for run in comparison.runs]
+    keys = sorted({key for kind in kinds for key in kind if len({str(one.get(key)) for one in kinds}) > 1})
+    found = (_several(f"{key} {kind.get(key)}" for kind in kinds) for key in keys)
+    told = [one["which"] for one in found if one]
+    return {"which": "; ".join(told)} if told else None
+
+
+def _mixed_code(comparison: Comparison) -> dict[str, Any] | None:
+    def said(git: dict[str, Any]) -> str:
+        return f"{str(git.get('sha') or 'unknown')[:8]}{' with uncommitted changes' if git.get('dirty') else ''}"
+
+    return _several(said(run.git) for run in comparison.runs)
+
+
+def _several_machines(comparison: Comparison) -> dict[str, Any] | None:
+    return _several(run.host for run in comparison.runs)
+
+
+def _superseded(comparison: Comparison) -> dict[str, Any] | None:
+    older = [run.folder for row in comparison.rows for run in row.superseded]
+    more = f" and {len(older) - 3} more" if len(older) > 3 else ""
+    return {"n": len(older), "folders": ", ".join(older[:3]) + more} if older else None
+
+
+WARNINGS = (
+    Warning(
+        "timed_in_turn",
+        "Arms were timed one after the other and not in alternation: on a machine that drifts or is shared, the "
+        "speed ratios are a hint and no measurement.",
+        _in_turn,
+    ),
+    Warning(
+        "no_reference",
+        "The reference arm {reference} has no completed run here, so there are no ratios and differences: run "
+        "it{other}.",
+        _no_reference,
+    ),
+    Warning("one_seed", "One completed run only, so no spread: {arms}. Chance cannot be told from effect.", _one_seed),
+    Warning(
+        "few_pairs",
+        "A loss difference over {pairs} pairs of seeds decides nothing: where none is detected, the arms are not "
+        "shown to be the same. A verdict takes {enough} pairs at least.",
+        _few_pairs,
+    ),
+    Warning(
+        "not_completed",
+        "Not every run completed: {arms}. The figures are of those that did, which flatters the arm.",
+        _not_completed,
+    ),
+    Warning(
+        "unequal_seeds",
+        "The arms' seeds differ: {seeds}. Ratios and differences are over shared seeds, the other figures are not.",
+        _unequal_seeds,
+    ),
+    Warning(
+        "unequal_start",
+        "Runs of one seed began with other weights, or saw other batches, than the reference arm's: {arms}. Their "
+        "difference is not the precision's alone.",
+        _unequal_start,
+    ),
+    Warning(
+        "skipped_steps",
+        "Steps were skipped because the gradient was not finite: {arms}. Those runs had fewer updates.",
+        _skipped_steps,
+    ),
+    Warning(
+        "emulated",
+        "This machine has no arithmetic units for what these arms compute in, and emulates it: {arms}. Expect them "
+        "to be slower here, and not elsewhere.",
+        _emulated,
+    ),
+    Warning("few_steps", "The step time is the median of few measured steps: {arms}.", _few_steps),
+    Warning(
+        "waiting_for_data",
+        "Steps waited for data, which no precision makes faster: {arms} of the time. Try more trainer.workers.",
+        _waiting_for_data,
+    ),
+    Warning(
+        "unsteady",
+        "Step times differ by more than 10 % from run to run: {arms}. The machine was unsteady.",
+        _unsteady,
+    ),
+    Warning("mixed_versions", "The runs were made with different versions: {which}.", _mixed_versions),
+    Warning("mixed_code", "The runs were made with different code: {which}.", _mixed_code),
+    Warning(
+        "several_machines",
+        "The runs are of different machines of one kind, which may differ by several per cent: {which}.",
+        _several_machines,
+    ),
+    Warning(
+        "superseded",
+        "{n} completed runs do not count, since a newer one has their arm and seed: {folders}.",
+        _superseded,
+    ),
+)

@@ -1,0 +1,313 @@
+"""What a person reads: tables, sentences, files; and the script that prints and writes them."""
+
+import csv
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from made_up import ARMS, H100, V100, XEON, put, result
+from precision_lab.report import render
+from precision_lab.report.compare import compare
+from precision_lab.report.read import read
+from precision_lab.report.reading import machine, reading, units
+
+ROOT = Path(__file__).parents[1]
+
+
+def fleet(folder):
+    """Made-up results on three kinds of hardware: one seed missing, one arm diverged, one job running."""
+    for machine_number, hardware in enumerate((H100, V100, XEON)):
+        for seed in range(3):
+            slow = (1, 3, 200)[machine_number] * (1 + 0.01 * seed)
+            put(folder / f"{machine_number}-fp32-{seed}", result("fp32", seed, hardware, step_ms_p50=4.0 * slow))
+            low = {"saved_activations_mib": 60.0, "val_loss_fp32": 0.51 + 0.001 * seed}
+            made = result("bf16", seed, hardware, step_ms_p50=(2.0, 6.0, 9.0)[machine_number] * slow, **low)
+            put(folder / f"{machine_number}-bf16-{seed}", made)
+            if machine_number and seed < 2:
+                ends = {"status": "diverged", "reason": "loss scale 0.5 fell below precision.min_scale=1 by step 90"}
+                made = result(
+                    "fp16", seed, hardware, step_ms_p50=2.0 * slow, loss_scale=1024.0, **(ends if seed else {})
+                )
+                put(folder / f"{machine_number}-fp16-{seed}", made)
+    (folder / "running").mkdir()
+    (folder / "running" / "status.json").write_text("{}")
+    return folder
+
+
+def shown(folder, width=80, colour=False, **words):
+    console = Console(
+        file=io.StringIO(),
+        width=width,
+        highlight=False,
+        force_terminal=colour,
+        color_system="standard" if colour else None,
+    )
+    found = read([folder])
+    render.show(compare(found, **words), found, console)
+    return console.file.getvalue()
+
+
+def cells(text, header):
+    """The rows of the first table whose header begins so, split at two spaces."""
+    lines = text.splitlines()
+    start = next(n for n, line in enumerate(lines) if line.startswith(header))
+    rows = []
+    for line in lines[start + 1 :]:
+        if not line.strip():
+            break
+        rows.append(re.split(r"\s{2,}", line.strip()))
+    return rows
+
+
+def test_a_table_says_what_was_measured_on_what_with_how_many_runs(tmp_path):
+    text = shown(fleet(tmp_path))
+    lines = text.splitlines()
+    assert lines[0] == "night (01234567)"
+    assert lines[1] == "Made-up H100, 80 GiB; tf32 native, bfloat16 native, float16 native"
+    assert lines[2] == "torch 2.14.1; 200 steps of batch 64"
+    assert cells(text, "arm   runs") == [
+        ["fp32", "3 completed", "4.04 (4 to 4.08)", "32,000", "1"],
+        ["bf16", "3 completed", "2.02 (2 to 2.04)", "32,000", "2.00 [2.00, 2.00]"],
+    ]
+    assert cells(text, "arm   peak GiB") == [
+        ["fp32", "4", "1", "100", "1", "0", "-"],
+        ["bf16", "4", "1.00", "60", "0.60", "0", "-"],
+    ]
+    assert cells(text, "arm   val loss in fp32") == [
+        ["fp32", "0.5", "0", "0", "-", "0.75"],
+        ["bf16", "0.511", "0.001", "+0.011 [+0.0085, +0.013]", "3", "0.75"],
+    ]
+    # an arm of which one run diverged: its statuses, the figures of the other
+    assert ["fp16", "1 completed, 1 diverged"] in [row[:2] for row in cells(text.partition("V100")[2], "arm   runs")]
+
+
+def test_arms_across_hardware_stand_in_one_table(tmp_path):
+    text = shown(fleet(tmp_path)).partition("night (01234567) across hardware")[2]
+    assert cells(text, "hardware") == [
+        ["Made-up H100, 80 GiB", "4.04", "2.02 (2.00)", "-"],
+        ["Made-up V100, 16 GiB", "12.12", "18.18 (0.67)", "6 (2.00)"],
+        ["2-core Made-up Xeon, threads 1, 8 GiB", "808", "1,818 (0.44)", "400 (2.00)"],
+    ]
+    assert "validation loss in fp32" in text
+
+
+def test_other_experiments_are_told_apart_by_their_keys(tmp_path):
+    put(tmp_path / "0")
+    other = result(experiment_signature="99999999")
+    other["config"]["trainer"] |= {"steps": 300, "batch_size": 32}
+    put(tmp_path / "1", other)
+    text = " ".join(shown(tmp_path).split())
+    said = "not comparable with the one above: trainer.steps 200 there, 300 here; trainer.batch_size 64 there, 32 here"
+    assert said in text
+    assert "across hardware" not in text
+
+
+@pytest.mark.parametrize("width", [80, 120])
+@pytest.mark.parametrize("colour", [False, True])
+def test_it_fits_the_terminal_with_and_without_colour(tmp_path, width, colour):
+    fleet(tmp_path)
+    for arm in ("tf32", "bf16_pure", "fp16[fp32_modules=blocks.*.norm+head]"):
+        put(tmp_path / arm, result(arm, machine=H100, peak_allocated_gib=71.123456, val_loss_fp32=12345.678))
+    text = shown(tmp_path, width, colour)
+    assert ("\x1b[" in text) is colour
+    plain = re.sub(r"\x1b\[[\d;]*m", "", text)
+    assert max(map(len, plain.splitlines())) <= width
+    assert "…" not in plain
+    assert "".join(plain.split()).count("+head]") >= 1  # folded, not cut
+
+
+def test_many_experiments_are_left_to_the_files(tmp_path):
+    for number in range(render.SHOWN + 2):
+        put(tmp_path / str(number), result(experiment_signature=f"{number:08x}"))
+    text = shown(tmp_path)
+    assert text.count("torch 2.14.1") == render.SHOWN
+    assert "2 more comparisons are in the files; --where chooses among all." in text
+    found = read([tmp_path])
+    assert render.markdown(compare(found), found).count("\n## ") + 1 == render.SHOWN + 2
+
+
+def test_what_was_left_out_is_named_by_reason_and_counted(tmp_path):
+    put(tmp_path / "good")
+    for number in range(6):
+        (tmp_path / f"empty{number}").mkdir()
+        (tmp_path / f"empty{number}" / "result.json").touch()
+    text = "".join(shown(tmp_path, width=1000).split("\n"))
+    assert re.search(r"left out, result.json is empty: \S*empty0, .*empty3 and 2 more", text)
+
+
+# --- sentences -------------------------------------------------------------------------------------------------
+
+
+def read_out(folder, made, **words):
+    for number, one in enumerate(made):
+        put(folder / str(number), one)
+    return reading(compare(read([folder]), **words)[0])
+
+
+def test_the_sentences_of_a_machine_without_units(tmp_path):
+    made = []
+    for seed in range(3):
+        loss = 0.5 + seed
+        made.append(result("fp32", seed, step_ms_p50=2.0, val_loss_fp32=loss))
+        made.append(result("bf16", seed, step_ms_p50=4.0, saved_activations_mib=60.0, val_loss_fp32=loss))
+        made.append(result("fp16", seed, step_ms_p50=400.0, val_loss_fp32=loss + 0.1))
+    assert read_out(tmp_path, made) == [
+        "On this 2-core Made-up Xeon, which has no bfloat16 and no float16 units, bf16 trained at 0.50 [0.50, 0.50] "
+        "times the speed of fp32 and fp16 at 0.005 [0.005, 0.005]: what a machine has no units for, it converts back "
+        "and forth.",
+        "Of what fp32 keeps for backward, bf16 kept 0.60 and fp16 1.00; of its peak memory, bf16 took 1.00 and fp16 "
+        "1.00, since weights, gradients and optimizer state take as much in every arm.",
+        "The validation loss, computed in float32, was 1.5 for fp32 (sd over 3 seeds 1); bf16 differs by +0 [+0, +0], "
+        "so that none is detected in 3 pairs of seeds and fp16 is higher by +0.1 [+0.1, +0.1] over 3 pairs of seeds.",
+    ]
+
+
+def test_the_sentences_of_a_gpu_that_gains(tmp_path):
+    fast = {"step_ms_p50": 15.0, "peak_allocated_gib": 2.0}
+    made = [result("fp32", 0, H100, step_ms_p50=30.0), result("bf16", 0, H100, **fast)]
+    assert read_out(tmp_path, made) == [
+        "On this Made-up H100, which has bfloat16 and float16 units, bf16 trained at 2.00 times the speed of fp32.",
+        "Of what fp32 keeps for backward, bf16 kept 1.00; of its peak memory, bf16 took 0.50.",
+        "The validation loss, computed in float32, was 0.5 for fp32; bf16 differs by +0 in the one seed that both "
+        "have.",
+    ]
+
+
+def test_a_short_step_is_named_as_a_likely_reason_and_an_unsteady_machine_forbids_a_sentence(tmp_path):
+    made = [result("fp32", machine=H100), result("bf16", machine=H100, step_ms_p50=2.5)]
+    assert read_out(tmp_path / "short", made)[0].endswith(
+        "in a step of 2 ms, casts and dispatch may cost more than the units save."
+    )
+    made = [result("fp32", seed) for seed in (0, 1)]
+    made += [result("bf16", 0, step_ms_p50=1.0), result("bf16", 1, step_ms_p50=90.0)]
+    assert read_out(tmp_path / "unsteady", made)[0].endswith(
+        "step times changed so much from run to run that nothing can be said of speed."
+    )
+
+
+def test_runs_that_diverged_are_told_with_their_reason(tmp_path):
+    made = [result(), result("fp16", 0, status="diverged", reason="150 non-finite steps in a row"), result("fp16", 1)]
+    assert read_out(tmp_path, made)[-1] == "1 of 2 fp16 runs diverged (150 non-finite steps in a row)."
+
+
+def test_without_a_reference_there_is_nothing_to_say(tmp_path):
+    assert read_out(tmp_path, [result("bf16")]) == []
+
+
+def test_a_machine_s_name_and_its_units():
+    assert machine({"device": "cpu", "model": "Intel(R) Xeon(R)  Gold 6130 CPU @ 2.10GHz", "count": 2}) == (
+        "2-core Intel Xeon Gold 6130 CPU @ 2.10GHz"
+    )
+    assert machine({"device": "mps", "model": "Apple M2", "count": 8}) == "Apple M2"
+    assert units({"bfloat16": "native", "float16": "emulated"}) == "which has bfloat16 units and no float16 units"
+    assert units({"bfloat16": "no", "float16": "native"}) == "which has float16 units and no bfloat16 units"
+
+
+# --- files -----------------------------------------------------------------------------------------------------
+
+
+def test_markdown_holds_the_same_tables_sentences_and_warnings(tmp_path):
+    found = read([fleet(tmp_path)])
+    text = render.markdown(compare(found), found)
+    assert "| arm | runs | ms/step (range) | samples/s | speed ratio |\n| --- | ---: |" in text
+    assert "| bf16 | 3 completed | 2.02 (2 to 2.04) | 32,000 | 2.00 [2.00, 2.00] |" in text
+    assert "## night (01234567) across hardware" in text
+    assert "- Arms were timed one after the other" in text
+    assert re.search(r"- left out, no result yet: still running, or killed: \S+running", text)
+    widths = {len(re.findall(r"(?<!\\)\|", line)) for line in text.splitlines() if line.startswith("| arm | runs")}
+    assert widths == {6}
+
+
+def test_a_label_cannot_break_a_markdown_table(tmp_path):
+    put(tmp_path / "0", result("fp16[fp32_modules=a|b*]"))
+    found = read([tmp_path])
+    assert "| fp16[fp32\\_modules=a\\|b\\*] | 1 completed |" in render.markdown(compare(found), found)
+
+
+def test_csv_has_a_line_an_arm_with_plain_numbers(tmp_path):
+    found = read([fleet(tmp_path)])
+    lines = list(csv.DictReader(io.StringIO(render.as_csv(compare(found)))))
+    assert [(line["model"], line["arm"]) for line in lines][:3] == [
+        ("Made-up H100", "fp32"), ("Made-up H100", "bf16"), ("Made-up V100", "fp32")
+    ]  # fmt: skip
+    assert len(lines) == 8
+    assert float(lines[1]["speed_ratio"]) == pytest.approx(2.0)
+    assert lines[1]["speed_ratio_pairs"] == "3"
+    assert lines[1]["seeds"] == "0-2"
+    assert lines[0]["speed_ratio"] == ""
+    assert (lines[4]["completed"], lines[4]["diverged"]) == ("1", "1")
+    assert "timed_in_turn" in lines[1]["warnings"].split()
+
+
+def test_json_holds_everything_and_the_folders_it_is_from(tmp_path):
+    found = read([fleet(tmp_path)])
+    values = json.loads(render.as_json(compare(found), found))
+    assert [len(one["arms"]) for one in values["comparisons"]] == [2, 3, 3]
+    arm = values["comparisons"][0]["arms"][1]
+    assert arm["folders"] == [str(tmp_path / f"0-bf16-{seed}") for seed in range(3)]
+    assert arm["figures"]["step_ms"]["n"] == 3
+    assert arm["against_reference"]["loss_difference"]["mean"] == pytest.approx(0.011)
+    assert values["skipped"] == [
+        {"folder": str(tmp_path / "running"), "reason": "no result yet: still running, or killed"}
+    ]
+    assert "model" in values["comparisons"][1]["not_comparable_with_the_one_above"]
+
+
+# --- the script --------------------------------------------------------------------------------------------------
+
+
+def script(*words):
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "COLUMNS": "80"}
+    command = [sys.executable, str(ROOT / "scripts" / "compare.py"), *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
+
+
+def test_the_script_prints_and_writes_beside_the_runs(tmp_path):
+    done = script(fleet(tmp_path), "--sort", "step_ms", "--reference", "bf16", "--where", "arm=fp32,bf16")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert cells(done.stdout, "arm   runs")[0][0] == "bf16"
+    assert "fp16[" not in done.stdout
+    assert sorted(path.name for path in tmp_path.glob("comparison.*")) == [
+        "comparison.csv", "comparison.json", "comparison.md"
+    ]  # fmt: skip
+    assert done.stdout.endswith(f"written: {tmp_path}/comparison.md, .csv, .json\n")
+
+
+def test_the_files_go_where_one_likes(tmp_path):
+    runs, into = fleet(tmp_path / "runs"), tmp_path / "page"
+    into.mkdir()
+    assert script(runs, "--into", into).returncode == 0
+    assert not list(runs.glob("comparison.*"))
+    assert len(list(into.iterdir())) == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["/nowhere"], "/nowhere is not a folder; name one that holds runs."),
+        (["{empty}"], "There is no result in {empty}; train something first."),
+        (["{runs}", "--reference", "fp8"], "--reference fp8 is no arm of these runs; they have bf16, fp16, fp32."),
+        (["{runs}", "--where", "seed=9"], "--where seed=9 fits no run; there is seed=0, 1, 2."),
+        (["{runs}", "--where", "seed=2", "--where", "arm=fp16"], "No run fits all of seed=2 and arm=fp16."),
+        (["{runs}", "--sort", "speed"], "--sort speed is no column; valid are step_ms,"),
+        (["{runs}", "--into", "/nowhere"], "/nowhere cannot be written to (No such file or directory); name a folder"),
+    ],
+)  # fmt: skip
+def test_the_script_refuses_in_one_sentence(tmp_path, words, sentence):
+    places = {"empty": tmp_path / "empty", "runs": fleet(tmp_path / "runs")}
+    places["empty"].mkdir()
+    done = script(*(word.format(**places) for word in words))
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"precision-lab: {sentence.format(**places)}")
+    assert "Traceback" not in done.stderr
+
+
+def test_every_arm_of_conf_has_a_made_up_fellow():
+    assert {path.stem for path in (ROOT / "conf" / "precision").glob("*.yaml")} >= set(ARMS)

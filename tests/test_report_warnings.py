@@ -1,0 +1,134 @@
+"""Every warning of the list: when it is given, and that a faultless comparison carries none but the first."""
+
+import pytest
+
+from made_up import H100, V100, put, result
+from precision_lab.report.compare import compare
+from precision_lab.report.read import read
+from precision_lab.report.warnings import WARNINGS, ranges, warnings_of
+
+SEEDS = range(6)
+
+
+def sound():
+    """Six pairs on a machine that has the units, nothing wrong with them."""
+    return [result(arm, seed, H100) for arm in ("fp32", "bf16") for seed in SEEDS]
+
+
+def told(folder, made, **words):
+    for number, one in enumerate(made):
+        put(folder / str(number), one)
+    (one,) = compare(read([folder]), **words)
+    return dict(warnings_of(one))
+
+
+def changed(made, chosen, **changes):
+    """The same results; those for which `chosen(arm, seed)` holds are made with the changes."""
+    return [
+        result(one["arm"], one["seed"], one["fingerprint"], **changes) if chosen(one["arm"], one["seed"]) else one
+        for one in made
+    ]
+
+
+def bf16(arm, seed):
+    return arm == "bf16"
+
+
+def last(arm, seed):
+    return arm == "bf16" and seed == 5
+
+
+CASES = {
+    "no_reference": (
+        lambda: [one for one in sound() if one["arm"] == "bf16"] + [result("fp32", 0, H100, status="failed")],
+        "The reference arm fp32 has no completed run here, so there are no ratios and differences: run it, or name "
+        "another with --reference: bf16.",
+    ),
+    "one_seed": (lambda: sound() + [result("fp16", 0, H100)], "One completed run only, so no spread: fp16."),
+    "few_pairs": (lambda: [one for one in sound() if one["seed"] < 3], "A loss difference over 3 pairs of seeds"),
+    "not_completed": (
+        lambda: changed(sound(), last, status="diverged") + [result("bf16", 7, H100, status="failed")],
+        "Not every run completed: bf16 1 diverged and 1 failed of 7.",
+    ),
+    "unequal_seeds": (
+        lambda: sound() + [result("bf16", 9, H100)],
+        "The arms' seeds differ: fp32 has 0-5, bf16 has 0-5 9.",
+    ),
+    "unequal_start": (
+        lambda: changed(sound(), last, hashes={"batches": "others"}),
+        "than the reference arm's: bf16 seed 5.",
+    ),
+    "skipped_steps": (
+        lambda: changed(sound(), last, skipped_steps=3),
+        "Steps were skipped because the gradient was not finite: bf16 0.5 a run.",
+    ),
+    "emulated": (
+        lambda: [result(one["arm"], one["seed"], V100) for one in sound()],
+        "and emulates it: bf16 (bfloat16).",
+    ),
+    "few_steps": (
+        lambda: changed(sound(), last, measured_steps=19),
+        "The step time is the median of few measured steps: bf16 19.",
+    ),
+    "waiting_for_data": (
+        lambda: changed(sound(), bf16, data_wait_share=0.4),
+        "Steps waited for data, which no precision makes faster: bf16 40% of the time.",
+    ),
+    "unsteady": (
+        lambda: changed(sound(), last, step_ms_p50=2.3),
+        "Step times differ by more than 10 % from run to run: bf16 2 to 2.3 ms.",
+    ),
+    "mixed_versions": (
+        lambda: changed(sound(), last, versions={"torch": "2.11.0"}),
+        "different versions: torch 2.14.1 (11 runs), torch 2.11.0 (1 runs).",
+    ),
+    "mixed_code": (
+        lambda: changed(sound(), last, git={"dirty": True}),
+        "different code: abcdef01 (11 runs), abcdef01 with uncommitted changes (1 runs).",
+    ),
+    "several_machines": (lambda: changed(sound(), last, host="there"), "here (11 runs), there (1 runs)."),
+    "superseded": (
+        lambda: sound() + [result("fp32", 0, H100, finished=1.0)],
+        "1 completed runs do not count, since a newer one has their arm and seed: ",
+    ),
+    "timed_in_turn": (lambda: sound(), "Arms were timed one after the other and not in alternation"),
+}
+
+
+def test_the_list_has_a_test_for_each_and_one_text_each():
+    codes = [warning.code for warning in WARNINGS]
+    assert sorted(codes) == sorted(CASES)
+    assert len({warning.text for warning in WARNINGS}) == len(codes) == len(set(codes))
+
+
+@pytest.mark.parametrize("code", CASES)
+def test_a_warning_is_given_when_it_applies_and_says_of_whom(tmp_path, code):
+    make, words = CASES[code]
+    given = told(tmp_path, make())
+    assert words in given[code]
+    along = {
+        "no_reference": {"not_completed"},
+        "one_seed": {"unequal_seeds"},
+        "not_completed": {"unequal_seeds", "few_pairs"},
+    }
+    assert set(given) - {"timed_in_turn", code} <= along.get(code, set())
+
+
+def test_six_sound_pairs_carry_the_one_warning_of_runs_timed_in_turn(tmp_path):
+    assert set(told(tmp_path, sound())) == {"timed_in_turn"}
+
+
+def test_thresholds_are_not_passed_by_what_lies_on_them(tmp_path):
+    made = changed(sound(), last, step_ms_p50=2.19, measured_steps=20)
+    assert set(told(tmp_path, changed(made, lambda arm, seed: arm == "fp32", data_wait_share=0.1))) == {"timed_in_turn"}
+
+
+def test_a_lone_arm_is_warned_of_nothing_but_its_lone_run(tmp_path):
+    assert set(told(tmp_path, [result()])) == {"one_seed"}
+
+
+@pytest.mark.parametrize(
+    ("numbers", "text"), [([], ""), ([3], "3"), ([0, 1, 2], "0-2"), ([0, 2, 3, 9], "0 2-3 9"), ([7, 8], "7-8")]
+)
+def test_ranges(numbers, text):
+    assert ranges(numbers) == text
