@@ -1,6 +1,7 @@
 """A comparison in plain sentences: what each arm did to speed, memory and loss on this machine, and no verdict."""
 
 import json
+import math
 import re
 from collections import Counter
 from collections.abc import Callable
@@ -54,8 +55,11 @@ def ratio(value: float) -> str:
 
 
 def difference(value: float) -> str:
-    """`-0.0014`, with its sign."""
-    return f"{value:+.2g}"
+    """`-0.0014`: two digits that count, with the sign."""
+    size = abs(value)
+    if not 1e-6 <= size < 1000:
+        return f"{value:+.2g}"
+    return f"{value:+.{max(0, 1 - math.floor(math.log10(size)))}f}"
 
 
 def _known(rows: list[Row], name: str) -> list[tuple[Row, Estimate]]:
@@ -113,17 +117,20 @@ def _loss(comparison: Comparison) -> str:
         return ""
     loss = base.figures["val_loss_fp32"]
     spread = f" (sd over {loss.n} seeds {loss.sd:.2g})" if loss.sd is not None else ""
-    told = [f"{row.arm} {_beside(apart)}" for row, apart in known]
-    return f"The validation loss, computed in float32, was {loss.mean:.4g} for {base.arm}{spread}; {_joined(told)}."
+    told = [f"the validation loss, computed in float32, was {loss.mean:.4g} for {base.arm}{spread}"]
+    endings: dict[str, list[str]] = {}
+    for row, apart in known:
+        endings.setdefault(_detected(apart), []).append(f"{between(apart, difference)} for {row.arm}")
+    told += [f"the difference from it is {_joined(arms)}{ending}" for ending, arms in endings.items()]
+    text = "; ".join(told)
+    return f"{text[0].upper()}{text[1:]}."
 
 
-def _beside(apart: Estimate) -> str:
-    by = f"by {between(apart, difference)}"
+def _detected(apart: Estimate) -> str:
     if apart.low is None:
-        return f"differs {by} in the one seed that both have"
-    if apart.low <= 0 <= apart.high:
-        return f"differs {by}, so that none is detected in {apart.pairs} pairs of seeds"
-    return f"is {'higher' if apart.mean > 0 else 'lower'} {by} over {apart.pairs} pairs of seeds"
+        return ", in one pair of seeds"
+    found = ": none detected" if apart.low <= 0 <= apart.high else ", detected"
+    return f"{found} in {apart.pairs} pairs of seeds"
 
 
 def _ends(rows: list[Row]) -> str:

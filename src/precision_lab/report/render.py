@@ -88,7 +88,7 @@ def _pairs(row: Row) -> str:
 
 def _sd(row: Row) -> str:
     known = row.figures.get("val_loss_fp32")
-    return number(known.sd) if known and known.sd is not None else "-"
+    return f"{known.sd:.2g}" if known and known.sd is not None else "-"
 
 
 def _statuses(row: Row) -> str:
