@@ -101,13 +101,23 @@ def test_exactly_these_keys_do_not_count(base):
     }
     assert same_experiment == NOT_THE_EXPERIMENT & set(paths)
     same_run = {key for key, path in paths.items() if run_signature(with_other(config, path)) == run}
-    arm_and_seed = {key for key in paths if key == "seed" or key.startswith("precision.")}
-    assert same_run == same_experiment - arm_and_seed
+    of_the_run = {key for key in paths if key == "seed" or key.startswith("precision.")}
+    if "dataset.name" not in paths:  # torchvision's sets are the same wherever they lie
+        of_the_run |= {"dataset.root", "dataset.path"}
+    assert same_run == same_experiment - of_the_run
 
 
 def test_the_table_names_no_key_that_does_not_exist():
     seen = {".".join(path) for words in BASES.values() for path in leaf_paths(compose(words))}
     assert seen >= NOT_THE_EXPERIMENT
+
+
+def test_runs_on_two_files_are_two_runs_of_one_experiment():
+    """A sweep finds finished jobs by their run: it must not take one file's for another's."""
+    one, two = (compose(["model=gpt", "dataset=text_file", f"dataset.path={path}"]) for path in (__file__, "/etc/hosts"))
+    assert experiment_signature(one) == experiment_signature(two)
+    assert run_signature(one) != run_signature(two)
+    assert slug(one, "cpu") != slug(two, "cpu")
 
 
 def test_a_file_of_weights_is_part_of_the_experiment():

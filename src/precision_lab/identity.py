@@ -1,7 +1,8 @@
 """What makes two runs the same: signatures, arm labels and the names made of them.
 
-A field whose schema says `NOT_IDENTITY` does not count, nor does an argument of an open set that
-says where data lies: the data hash speaks for those. `kind` is a check, and no argument.
+A field whose schema says `NOT_IDENTITY` does not count, nor does `kind`, which is a check and no
+argument. Where data lies is no part of the experiment, since the data hash speaks for it; it is
+part of the run, whose folder is named before any data is read.
 """
 
 import hashlib
@@ -58,9 +59,16 @@ def experiment_signature(config: Config) -> str:
 
 
 def run_signature(config: Config) -> str:
-    """8 hex digits: the experiment's identity with arm and seed."""
+    """8 hex digits: the experiment's identity with arm, seed and, as it was typed, where the data lies.
+
+    Data with a `name`, such as torchvision's, is the same wherever it lies. A file edited in place, and
+    a relative path from another working directory, look the same here: run such again with rerun=all.
+    """
     values = as_values(config)
-    return _digest([counted(values), values["precision"], config.seed])
+    dataset = values["dataset"]
+    places = {key: dataset[key] for key in sorted(PLACE_ARGUMENTS - {"download"}) if key in dataset}
+    told = [places] if places and "name" not in dataset else []
+    return _digest([counted(values), values["precision"], config.seed, *told])
 
 
 def arm_label(precision: PrecisionConfig) -> str:
