@@ -24,6 +24,7 @@ from precision_lab.recorder import SCHEMA_VERSION, STATUSES
 
 # W&B's own folders, which hold no result of ours and may be many.
 _WANDB_RUN = re.compile(r"(offline-)?run-\d{8}_\d{6}-")
+_TELLING = "device model threads count memory_gib capability"  # a fingerprint's keys in the order they are read
 _NEEDED = {
     "schema": int, "status": str, "arm": str, "seed": int, "experiment_signature": str, "finished": int | float,
     "config": dict, "summary": dict, "hashes": dict, "fingerprint": dict, "support": dict, "versions": dict,
@@ -172,7 +173,7 @@ def _take(result: dict[str, Any], folder: str, found: Found) -> None:
             name=config["name"] or "unnamed",
             precision=json.dumps(config["precision"], sort_keys=True),
             experiment=signature,
-            fingerprint=tuple(sorted(result["fingerprint"].items())),
+            fingerprint=tuple(sorted(result["fingerprint"].items(), key=lambda item: _TELLING.find(item[0]))),
             reason=result.get("reason"),
             **{key: result[key] for key in ("arm", "seed", "status", "finished", "summary", "hashes")},
             **{key: result[key] for key in ("support", "host", "versions", "git")},

@@ -240,6 +240,7 @@ def show(comparisons: list[Comparison], found: Found, console: Console) -> None:
         console.print()
         for sentence in reading(comparison):
             console.print(Text(sentence))
+        console.print()
         for _, text in warnings_of(comparison):
             console.print(Text(f"! {text}", style="yellow"))
         console.print()
