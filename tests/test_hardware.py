@@ -274,6 +274,23 @@ def test_the_slowdown_draws_no_global_random_numbers():
     assert torch.equal(torch.get_rng_state(), before)
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 4 bytes."),
+        RuntimeError("MPS backend out of memory (MPS allocated: 5 GB, other allocations: 3 GB, max allowed: 9 GB)."),
+    ],
+)
+def test_every_device_s_way_of_running_out_of_memory(error):
+    assert hardware.is_out_of_memory(error)
+    told = InputError("The model does not fit.")
+    assert not hardware.is_out_of_memory(told)
+    told.__cause__ = error
+    assert hardware.is_out_of_memory(told)
+
+
 def test_the_fingerprint_of_a_cpu(monkeypatch):
     cpu(monkeypatch, "avx2", "amx_bf16", "popcnt")
     monkeypatch.setattr(hardware, "_cpu_model", lambda: "a CPU")

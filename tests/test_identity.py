@@ -114,7 +114,9 @@ def test_the_table_names_no_key_that_does_not_exist():
 
 def test_runs_on_two_files_are_two_runs_of_one_experiment():
     """A sweep finds finished jobs by their run: it must not take one file's for another's."""
-    one, two = (compose(["model=gpt", "dataset=text_file", f"dataset.path={path}"]) for path in (__file__, "/etc/hosts"))
+    one, two = (
+        compose(["model=gpt", "dataset=text_file", f"dataset.path={path}"]) for path in (__file__, "/etc/hosts")
+    )
     assert experiment_signature(one) == experiment_signature(two)
     assert run_signature(one) != run_signature(two)
     assert slug(one, "cpu") != slug(two, "cpu")

@@ -13,7 +13,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from precision_lab import run as run_module
+from precision_lab.assemble import training_batches
 from precision_lab.config import ROOT, compose
+from precision_lab.errors import InputError
 
 MINE = Path(__file__).parent / "own_code" / "mine.py"
 TINY = ["model=mlp", "model.hidden=[16]", "dataset=digits", "trainer.steps=12", "trainer.batch_size=32"]
@@ -47,6 +50,7 @@ COMMANDS = {
     "class_task": own("mine.Line", "mine.Regression", "+task.weight=0.5", "+model.width=5", "precision=bf16"),
     "diverging": own("mine.Line", "mine.nothing_but_nan"),
     "raising": own("mine.Raises"),
+    "raising_in_evaluation": own("mine.RaisesInEvaluation"),
     "greedy": own("mine.Greedy"),
     "exiting": own("mine.Exits"),
     "ctrl_c": own("mine.Killed", "mine.regression", "+model.name=SIGINT", "trainer.steps=100000"),
@@ -321,6 +325,16 @@ def test_a_model_that_raises_is_a_failed_run_of_one_line(runs):
     assert told == [f"fp32: failed at step 0 ({reason}; see {run.folder / 'train.log'})"]
 
 
+def test_an_evaluation_that_raises_loses_nothing_of_the_training_before(runs):
+    run = runs("raising_in_evaluation")
+    assert run.code == 1
+    assert (run.result["status"], run.result["reason"]) == ("failed", "ValueError: no evaluation today")
+    assert [line["train/step"] for line in run.metrics] == [2, 4, 6]
+    assert run.result["step"] == 6
+    assert run.result["summary"]["final/train_loss"] == run.metrics[-1]["train/loss"] > 0
+    assert "final/val_loss" not in run.result["summary"]
+
+
 def test_a_model_that_exits_is_a_failed_run(runs):
     run = runs("exiting")
     assert run.code == 1
@@ -334,6 +348,18 @@ def test_out_of_memory_is_a_result(runs):
     assert run.result["reason"]
     assert "Traceback" not in run.words
     assert "Traceback" in run.log
+
+
+def test_a_model_that_does_not_fit_is_refused_alone_and_a_result_in_a_sweep(monkeypatch, tmp_path):
+    words = [word.replace("mine.", "own_code.mine.") for word in own("mine.DoesNotFit")]
+    asked = compose([*words, "device=cpu", "name=night", f"paths.outputs={tmp_path}"])
+    with pytest.raises(InputError, match=r"^The model alone does not fit into the memory of this cpu device\.$"):
+        run_module.run(asked)
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setattr(run_module, "_a_job_ran", False)
+    assert run_module.run(asked, sweep=True) == 0
+    (result,) = [json.loads(path.read_text()) for path in tmp_path.glob("sweeps/night/*/result.json")]
+    assert (result["status"], result["reason"].partition(" does")[0]) == ("out_of_memory", "The model alone")
 
 
 @pytest.mark.parametrize(
@@ -401,3 +427,20 @@ def test_several_runs_in_one_process_are_refused(runs, name, sentence):
 def test_a_cnn_keeps_half_the_activations_under_bf16(runs):
     full, low = (run.result["summary"]["final/mem_saved_activations_mib"] for run in runs("cnn_fp32", "cnn_bf16"))
     assert 0.49 <= low / full <= 0.55
+
+
+def test_memory_that_cannot_be_measured_does_not_spoil_the_run(monkeypatch, tmp_path):
+    loaded = []
+
+    def once(ready):
+        loaded.append(ready)
+        if len(loaded) > 1:
+            raise OSError("the disk is gone")
+        return training_batches(ready)
+
+    monkeypatch.setattr(run_module, "training_batches", once)
+    asked = compose(["precision=fp32", *TINY, "probe.memory=true", "device=cpu", f"paths.outputs={tmp_path}"])
+    assert run_module.run(asked) == 0
+    (folder,) = tmp_path.glob("runs/*/*")
+    assert json.loads((folder / "result.json").read_text())["status"] == "completed"
+    assert "memory could not be measured: OSError: the disk is gone" in (folder / "train.log").read_text()

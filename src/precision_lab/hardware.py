@@ -190,5 +190,10 @@ def describe(device: torch.device, support: dict[str, str]) -> str:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether a device or the host ran out of memory; torch's CPU allocator has no exception of its own."""
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)
+    """Whether a device or the host ran out of memory, said by the error itself or by the one it was raised from."""
+    # torch's allocators for CPU and MPS have no exception of their own
+    words = ("can't allocate memory", "MPS backend out of memory")
+    return any(
+        isinstance(one, torch.OutOfMemoryError | MemoryError) or any(word in str(one) for word in words)
+        for one in (error, error.__cause__)
+    )

@@ -180,11 +180,13 @@ class _Run:
         with bar(_title(asked), steps) as show:
 
             def on_log(progress: Progress, readings: dict[str, float]) -> None:
-                self.stops.check()
                 self.progress = progress
-                if progress.diverged or is_eval_point(progress.step, plan, steps):
-                    readings = readings | evaluate(trainer.policy, trainer.task, trainer.model, validation)
-                self._log(readings)
+                try:
+                    self.stops.check()
+                    if progress.diverged or is_eval_point(progress.step, plan, steps):
+                        readings = readings | evaluate(trainer.policy, trainer.task, trainer.model, validation)
+                finally:  # what the window measured stands, whatever becomes of the evaluation
+                    self._log(readings)
                 show(progress.step, readings)
 
             try:
@@ -197,8 +199,8 @@ class _Run:
             self._measure_memory()
 
     def _measure_memory(self) -> None:
-        batch = next(training_batches(self.ready))
         try:
+            batch = next(training_batches(self.ready))
             self.final |= measure_memory(self.trainer, batch, self.asked.device.compile)
         except Exception as error:  # the run is complete without it
             log.warning("memory could not be measured: %s: %s", type(error).__name__, str(error).split("\n")[0])

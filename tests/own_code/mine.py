@@ -56,6 +56,18 @@ class Raises(Line):
         raise ValueError("the third gear is missing\nand a second line")
 
 
+class RaisesInEvaluation(Line):
+    def forward(self, x):
+        if not self.training:
+            raise ValueError("no evaluation today")
+        return self.body(x)
+
+
+class DoesNotFit(Line):
+    def to(self, *_, **__):
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1125899906842624 bytes.")
+
+
 class Exits(Line):
     def forward(self, x):
         sys.exit(0)
