@@ -6,6 +6,7 @@ python scripts/compare.py --where model=cnn --where seed=0,1 --reference bf16
 """
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
@@ -27,10 +28,11 @@ def main(words: list[str]) -> int:
     only = "only runs of that value, or of several: seed=0,1; any key of a config will do"
     parser.add_argument("--where", action="append", default=[], metavar="KEY=VALUE", help=only)
     parser.add_argument("--sort", metavar="COLUMN", help=f"order of the arms: {', '.join(SORTS)}")
-    parser.add_argument("--into", type=Path, metavar="DIR", help="where the files go (default: the first DIR)")
+    parser.add_argument("--into", type=Path, metavar="DIR", help="where the files go (default: DIR, or what all share)")
     asked = parser.parse_args(words)
     folders = asked.folders or [ROOT / "outputs"]
-    return exit_code(lambda: report(folders, asked.reference, asked.where, asked.sort, asked.into or folders[0]))
+    into = asked.into or (folders[0] if len(folders) == 1 else Path(os.path.commonpath(map(os.path.abspath, folders))))
+    return exit_code(lambda: report(folders, asked.reference, asked.where, asked.sort, into))
 
 
 def report(folders: list[Path], reference: str, where: list[str], sort: str | None, into: Path) -> int:

@@ -48,6 +48,7 @@ _RESULT: dict[str, Any] = {
     },
     "summary": {
         "final/val_loss_fp32": 0.5,
+        "final/val_loss": 0.5,
         "final/val_accuracy": 0.75,
         "final/perf_step_ms_p50": 2.0,
         "final/perf_samples_per_s": 32000.0,

@@ -115,6 +115,16 @@ def test_figures_are_of_completed_runs_and_statuses_of_all(tmp_path):
     assert (fp16.figures["val_loss_fp32"].n, fp16.figures["val_loss_fp32"].mean) == (1, 0.25)
 
 
+def test_skipped_steps_and_loss_scale_are_of_diverged_runs_too(tmp_path):
+    ends = {"status": "diverged", "skipped_steps": 51, "loss_scale": 0.5, "val_loss_fp32": 9.0}
+    fp16 = row(
+        of(tmp_path, [result("fp16", 0), result("fp16", 1, **ends), result("fp16", 2, status="failed")])[0], "fp16"
+    )
+    assert (fp16.figures["skipped_steps"].n, fp16.figures["skipped_steps"].high) == (2, 51)
+    assert fp16.figures["loss_scale"].low == 0.5
+    assert fp16.figures["val_loss_fp32"].n == 1
+
+
 def test_a_figure_that_a_run_lacks_is_left_out_and_one_of_nought_has_no_ratio(tmp_path):
     made = [result("fp32", saved_activations_mib=0.0), result("bf16", peak_allocated_gib=None)]
     bf16 = row(of(tmp_path, made)[0], "bf16")

@@ -289,6 +289,14 @@ def test_the_files_go_where_one_likes(tmp_path):
     assert len(list(into.iterdir())) == 3
 
 
+def test_the_files_of_several_folders_go_into_what_these_share(tmp_path):
+    for name in ("a", "b"):
+        put(tmp_path / "sweeps" / name / "0")
+    assert script(tmp_path / "sweeps" / "a", tmp_path / "sweeps" / "b").returncode == 0
+    assert len(list((tmp_path / "sweeps").glob("comparison.*"))) == 3
+    assert not list((tmp_path / "sweeps" / "a").glob("comparison.*"))
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [

@@ -62,6 +62,10 @@ CASES = {
         lambda: changed(sound(), last, skipped_steps=3),
         "Steps were skipped because the gradient was not finite: bf16 0.5 a run.",
     ),
+    "evaluation_rounds": (
+        lambda: changed(sound(), bf16, val_loss=0.506),
+        "between the arm's precision and float32: bf16 0.506, in float32 0.5.",
+    ),
     "emulated": (
         lambda: [result(one["arm"], one["seed"], V100) for one in sound()],
         "and emulates it: bf16 (bfloat16).",
@@ -119,7 +123,7 @@ def test_six_sound_pairs_carry_the_one_warning_of_runs_timed_in_turn(tmp_path):
 
 
 def test_thresholds_are_not_passed_by_what_lies_on_them(tmp_path):
-    made = changed(sound(), last, step_ms_p50=2.19, measured_steps=20)
+    made = changed(sound(), last, step_ms_p50=2.19, measured_steps=20, val_loss=0.5024)
     assert set(told(tmp_path, changed(made, lambda arm, seed: arm == "fp32", data_wait_share=0.1))) == {"timed_in_turn"}
 
 

@@ -1,8 +1,9 @@
 """The arithmetic of a comparison: which runs may stand in one table, and what one arm is beside another.
 
 Runs share a table if experiment signature, data and hardware fingerprint are equal. Figures are of completed
-runs; of two of one arm and seed the newest counts. Ratios and differences are formed seed by seed against the
-reference arm, and carry the 95 % t interval of their mean over seeds (Student 1908; of ratios, in logarithms).
+runs (skipped steps and loss scale of diverged ones, too); of two of one arm and seed the newest counts. Ratios and
+differences are formed seed by seed against the reference arm, and carry the 95 % t interval of their mean over seeds
+(Student 1908; of ratios, in logarithms).
 """
 
 import json
@@ -25,10 +26,13 @@ FIGURES = {
     "peak_allocated_gib": "final/mem_peak_allocated_gib",
     "saved_activations_mib": "final/mem_saved_activations_mib",
     "val_loss_fp32": "final/val_loss_fp32",
+    "val_loss": "final/val_loss",
     "val_accuracy": "final/val_accuracy",
     "skipped_steps": "final/amp_skipped_steps",
     "loss_scale": "final/amp_loss_scale",
 }
+# Of diverged runs as well: they tell why.
+_OF_DIVERGED_TOO = ("skipped_steps", "loss_scale")
 
 
 def _ratio(arm: float, reference: float) -> float | None:
@@ -188,11 +192,13 @@ def _labels(arms: dict[str, list[Run]]) -> dict[str, str]:
 def _row(arm: str, runs: list[Run]) -> Row:
     newest = {run.seed: run for run in runs if run.status == "completed"}  # runs are sorted: the last one stays
     row = Row(arm, runs, list(newest.values()))
+    diverged = [run for run in runs if run.status == "diverged"]
     scaled = json.loads(runs[0].precision).get("grad_scaling")
     for name, key in FIGURES.items():
         if name == "loss_scale" and not scaled:
             continue  # a scaler that is off says 1
-        values = [run.summary[key] for run in row.counted if run.summary.get(key) is not None]
+        telling = row.counted + (diverged if name in _OF_DIVERGED_TOO else [])
+        values = [run.summary[key] for run in telling if run.summary.get(key) is not None]
         if values:
             row.figures[name] = sample(values)
     return row

@@ -17,6 +17,7 @@ PAIRS_FOR_A_VERDICT = 6
 MEASURED_STEPS = 20  # below this the median of the step times hangs on a few
 UNSTEADY = 0.1  # range of an arm's step times over its median
 WAITING = 0.1  # share of the step time
+ROUNDING = 0.005  # of the loss, between the arm's precision and float32
 
 
 @dataclass(frozen=True)
@@ -114,6 +115,16 @@ def _unequal_start(comparison: Comparison) -> dict[str, Any] | None:
 def _skipped_steps(comparison: Comparison) -> dict[str, Any] | None:
     def said(row: Row) -> str | None:
         return _figures(row, "skipped_steps", "{0.mean:.3g} a run", lambda skips: skips.high > 0)
+
+    return _arms(comparison.rows, said)
+
+
+def _evaluation_rounds(comparison: Comparison) -> dict[str, Any] | None:
+    def said(row: Row) -> str | None:
+        own, exact = (row.figures.get(name) for name in ("val_loss", "val_loss_fp32"))
+        if not own or not exact or abs(own.mean - exact.mean) <= ROUNDING * abs(exact.mean):
+            return None
+        return f"{own.mean:.4g}, in float32 {exact.mean:.4g}"
 
     return _arms(comparison.rows, said)
 
@@ -222,6 +233,12 @@ WARNINGS = (
         "skipped_steps",
         "Steps were skipped because the gradient was not finite: {arms}. Those runs had fewer updates.",
         _skipped_steps,
+    ),
+    Warning(
+        "evaluation_rounds",
+        "On the same weights the validation loss differs by more than 0.5 % between the arm's precision and float32: "
+        "{arms}. That is rounding in evaluation, not damage from training.",
+        _evaluation_rounds,
     ),
     Warning(
         "emulated",
