@@ -11,6 +11,7 @@ Both loops are built anew ten times, since where a model lies in memory moves it
 
 import math
 import random
+import re
 import statistics
 import sys
 import tempfile
@@ -24,6 +25,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from precision_lab.config import compose
+from precision_lab.entry import exit_code
+from precision_lab.errors import InputError
 from precision_lab.meter import Meter
 from precision_lab.models import MLP
 from precision_lab.optim import build_optimizer
@@ -32,7 +35,7 @@ from precision_lab.recorder import Recorder
 from precision_lab.task import Classification
 from precision_lab.trainer import Trainer
 
-BATCH, FEATURES, CLASSES = 64, 16, 10
+BATCH, IMAGE_SIZE, CLASSES = 64, 16, 10
 ROUNDS = 10
 DEVICE = torch.device("cpu")
 
@@ -40,7 +43,7 @@ DEVICE = torch.device("cpu")
 def build(precision: str, width: int) -> tuple:
     asked = compose([f"precision={precision}", "scheduler=constant"])
     torch.manual_seed(0)
-    model = MLP(num_classes=CLASSES, channels=1, image_size=FEATURES, hidden=[width, width])
+    model = MLP(num_classes=CLASSES, channels=1, image_size=IMAGE_SIZE, hidden=[width, width])
     return asked, Policy(asked.precision, DEVICE), model, build_optimizer(asked.optimizer, model)
 
 
@@ -80,13 +83,14 @@ def _round(precision: str, width: int, block: int, log_every: int, pairs: int, c
     batches = make_batches()
     hand = by_hand(precision, width, batches, clip)
     asked, policy, model, optimizer = build(precision, width)
-    total = block * (pairs + 2)
+    blocks = pairs + 2
+    total = block * blocks + 1  # a block's time is known when the batch after it is asked for
     plan = replace(asked.trainer, steps=total, batch_size=BATCH, log_every=log_every)
     trainer = Trainer(plan, policy, Classification(), model, optimizer, lambda step, total: 1.0)
     times: list[tuple] = []
 
     def alternating() -> Iterator:
-        for pair in range(pairs + 2):
+        for pair in range(blocks + 1):
             before = timed(hand, block) if pair % 2 else None
             start = time.perf_counter()
             yield from (batches[i % len(batches)] for i in range(block))
@@ -94,7 +98,7 @@ def _round(precision: str, width: int, block: int, log_every: int, pairs: int, c
             times.append((ours, before or timed(hand, block)))
 
     with tempfile.TemporaryDirectory() as folder:
-        recorder = Recorder(Path(folder))
+        recorder = Recorder(Path(folder), [])
         trainer.train(alternating(), Meter(DEVICE, 0), total, lambda done, figures: recorder.log(done.step, figures))
     return times[2:]  # the first pairs allocate, import and warm up
 
@@ -107,7 +111,7 @@ def timed(run: Callable[[int], None], steps: int) -> float:
 
 def make_batches() -> list[tuple[Tensor, Tensor]]:
     draw = torch.Generator().manual_seed(0)
-    shape = (BATCH, 1, FEATURES, FEATURES)
+    shape = (BATCH, 1, IMAGE_SIZE, IMAGE_SIZE)
     return [(torch.randn(shape, generator=draw), torch.randint(CLASSES, (BATCH,), generator=draw)) for _ in range(8)]
 
 
@@ -129,12 +133,20 @@ def width_for(milliseconds: float) -> int:
     return 2048
 
 
-def main() -> None:
-    pairs = int(dict(word.split("=") for word in sys.argv[1:]).get("pairs", 120))
+def pairs_in(words: list[str]) -> int:
+    given = " ".join(words) or "pairs=120"
+    match = re.fullmatch(r"pairs=(\d+)", given)
+    if not match or int(match.group(1)) < ROUNDS:
+        raise InputError(f"{given} is not valid; write pairs=N with N at least {ROUNDS}, one pair a round.")
+    return int(match.group(1))
+
+
+def main(words: list[str]) -> int:
+    pairs = pairs_in(words)
     torch.set_num_threads(1)
     width = width_for(2.0)
     default = compose([]).trainer.log_every
-    print(f"MLP {FEATURES * FEATURES}-{width}-{width}-{CLASSES}, batch {BATCH}, one thread, {pairs} pairs")
+    print(f"MLP {IMAGE_SIZE * IMAGE_SIZE}-{width}-{width}-{CLASSES}, batch {BATCH}, one thread, {pairs} pairs")
     cases = [
         ("by a loop that clips, logging off", 5, 10**9, True),
         (f"by a loop that clips, logging every {default} steps", default, default, True),
@@ -149,7 +161,8 @@ def main() -> None:
                 f"{precision} {words}: ratio {ratio:.3f} [{low:.3f}, {high:.3f}] of {hand_ms:.2f} ms a step",
                 flush=True,
             )
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(exit_code(lambda: main(sys.argv[1:])))

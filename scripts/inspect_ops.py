@@ -10,23 +10,20 @@ import shutil
 import sys
 
 from precision_lab.config import compose
+from precision_lab.entry import exit_code
 from precision_lab.errors import InputError
 
 
 def main(words: list[str]) -> int:
     by = [word.partition("=")[2] for word in words if word.startswith("by=")]
-    try:
-        if by not in ([], ["operation"], ["module"]):
-            raise InputError(f"by={by[-1]} is unknown; valid are operation and module.")
-        asked = compose([word for word in words if not word.startswith("by=")])
-        from precision_lab.inspection import inspect_step  # torch comes in here
+    if by not in ([], ["operation"], ["module"]):
+        raise InputError(f"by={by[-1]} is unknown; valid are operation and module.")
+    asked = compose([word for word in words if not word.startswith("by=")])
+    from precision_lab.inspection import inspect_step  # torch comes in here
 
-        print(inspect_step(asked, by_module=by == ["module"], width=shutil.get_terminal_size().columns))
-    except InputError as error:
-        print(f"precision-lab: {error}", file=sys.stderr)
-        return 2
+    print(inspect_step(asked, by_module=by == ["module"], width=shutil.get_terminal_size().columns))
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(exit_code(lambda: main(sys.argv[1:])))
