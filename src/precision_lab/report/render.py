@@ -100,6 +100,8 @@ def _blocks(comparison: Comparison) -> list[list[Column]]:
     arm = Column("arm", lambda row: row.arm)
     rows = comparison.rows
     peaks = [row.figures["peak_allocated_gib"].mean for row in rows if "peak_allocated_gib" in row.figures]
+    measured = any("val_accuracy" in row.figures for row in rows)
+    accuracy = [Column("accuracy", _mean("val_accuracy"))] if measured else []
     unit, scale = ("GiB", 1.0) if max(peaks, default=0.0) >= 1 else ("MiB", 1024.0)
     return [
         [
@@ -124,11 +126,7 @@ def _blocks(comparison: Comparison) -> list[list[Column]]:
             Column("sd", _sd),
             Column(f"minus {comparison.reference_name}'s, by seed", _against("loss_difference", difference, "0")),
             Column("pairs", _pairs),
-            *(
-                [Column("accuracy", _mean("val_accuracy"))]
-                if any("val_accuracy" in row.figures for row in rows)
-                else ()
-            ),
+            *accuracy,
         ],
     ]
 

@@ -21,7 +21,7 @@ ROUNDING = 0.005  # of the loss, between the arm's precision and float32
 
 
 @dataclass(frozen=True)
-class Warning:
+class Rule:
     """What may mislead a reader. `applies` gives the fields of `text`, or None where all is well."""
 
     code: str
@@ -194,77 +194,77 @@ def _superseded(comparison: Comparison) -> dict[str, Any] | None:
 
 
 WARNINGS = (
-    Warning(
+    Rule(
         "timed_in_turn",
         "Arms were timed one after the other and not in alternation: on a machine that drifts or is shared, the "
         "speed ratios are a hint and no measurement.",
         _in_turn,
     ),
-    Warning(
+    Rule(
         "no_reference",
         "The reference arm {reference} has no completed run here, so there are no ratios and differences: run "
         "it{other}.",
         _no_reference,
     ),
-    Warning("one_seed", "One completed run only, so no spread: {arms}. Chance cannot be told from effect.", _one_seed),
-    Warning(
+    Rule("one_seed", "One completed run only, so no spread: {arms}. Chance cannot be told from effect.", _one_seed),
+    Rule(
         "few_pairs",
         "A loss difference over {pairs} pairs of seeds decides nothing: where none is detected, the arms are not "
         "shown to be the same. A verdict takes {enough} pairs at least.",
         _few_pairs,
     ),
-    Warning(
+    Rule(
         "not_completed",
         "Not every run completed: {arms}. The figures are of those that did, which flatters the arm.",
         _not_completed,
     ),
-    Warning(
+    Rule(
         "unequal_seeds",
         "The arms' seeds differ: {seeds}. Ratios and differences are over shared seeds, the other figures are not.",
         _unequal_seeds,
     ),
-    Warning(
+    Rule(
         "unequal_start",
         "Runs of one seed began with other weights, or saw other batches, than the reference arm's: {arms}. Their "
         "difference is not the precision's alone.",
         _unequal_start,
     ),
-    Warning(
+    Rule(
         "skipped_steps",
         "Steps were skipped because the gradient was not finite: {arms}. Those runs had fewer updates.",
         _skipped_steps,
     ),
-    Warning(
+    Rule(
         "evaluation_rounds",
         "On the same weights the validation loss differs by more than 0.5 % between the arm's precision and float32: "
         "{arms}. That is rounding in evaluation, not damage from training.",
         _evaluation_rounds,
     ),
-    Warning(
+    Rule(
         "emulated",
         "This machine has no arithmetic units for what these arms compute in, and emulates it: {arms}. Expect them "
         "to be slower here, and not elsewhere.",
         _emulated,
     ),
-    Warning("few_steps", "The step time is the median of few measured steps: {arms}.", _few_steps),
-    Warning(
+    Rule("few_steps", "The step time is the median of few measured steps: {arms}.", _few_steps),
+    Rule(
         "waiting_for_data",
         "Steps waited for data, which no precision makes faster: {arms} of the time. Try more trainer.workers.",
         _waiting_for_data,
     ),
-    Warning(
+    Rule(
         "unsteady",
         "Step times differ by more than 10 % from run to run: {arms}. The machine was unsteady.",
         _unsteady,
     ),
-    Warning("mixed_versions", "The runs were made with different versions: {which}.", _mixed_versions),
-    Warning("mixed_code", "The runs were made with different code: {which}.", _mixed_code),
-    Warning(
+    Rule("mixed_versions", "The runs were made with different versions: {which}.", _mixed_versions),
+    Rule("mixed_code", "The runs were made with different code: {which}.", _mixed_code),
+    Rule(
         "several_machines",
         "The runs are of different machines of one kind, which may differ by several per cent: {which}.",
         _several_machines,
     ),
-    Warning(
+    Rule(
         "superseded",
         "{n} completed runs do not count, since a newer one has their arm and seed: {folders}.",
         _superseded,
