@@ -162,7 +162,7 @@ def test_the_sentences_of_a_machine_without_units(tmp_path):
         "On this 2-core Made-up Xeon, which has no bfloat16 and no float16 units, bf16 trained at 0.50 [0.50, 0.50] "
         "times the speed of fp32 and fp16 at 0.005 [0.005, 0.005]: what a machine has no units for, it converts back "
         "and forth.",
-        "Of what fp32 keeps for backward, bf16 kept 0.60 and fp16 1.00; of its peak memory, bf16 took 1.00 and fp16 "
+        "Of what fp32 keeps for backward, bf16 kept 0.60 and fp16 1.00; of fp32's peak memory, bf16 took 1.00 and fp16 "
         "1.00, since weights, gradients and optimizer state take as much in every arm.",
         "The validation loss, computed in float32, was 1.5 for fp32 (sd over 3 seeds 1); the difference from it is +0 "
         "[+0, +0] for bf16: none detected in 3 pairs of seeds; the difference from it is +0.12 [+0.12, +0.12] for "
@@ -175,7 +175,7 @@ def test_the_sentences_of_a_gpu_that_gains(tmp_path):
     made = [result("fp32", 0, H100, step_ms_p50=30.0), result("bf16", 0, H100, **fast)]
     assert read_out(tmp_path, made) == [
         "On this Made-up H100, which has bfloat16 and float16 units, bf16 trained at 2.00 times the speed of fp32.",
-        "Of what fp32 keeps for backward, bf16 kept 1.00; of its peak memory, bf16 took 0.50.",
+        "Of what fp32 keeps for backward, bf16 kept 1.00; of fp32's peak memory, bf16 took 0.50.",
         "The validation loss, computed in float32, was 0.5 for fp32; the difference from it is +0 for bf16, in "
         "one pair of seeds.",
     ]

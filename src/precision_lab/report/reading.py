@@ -30,9 +30,8 @@ def machine(fingerprint: dict[str, Any]) -> str:
 
 def units(support: dict[str, str]) -> str:
     """`which has bfloat16 units and no float16 units`."""
-    has, lacks = (
-        [n for n in ("bfloat16", "float16") if (support.get(n) == "native") is there] for there in (True, False)
-    )
+    has = [name for name in _LOW if support.get(name) == "native"]
+    lacks = [name for name in _LOW if name not in has]
     if not has:
         return "which has no bfloat16 and no float16 units"
     return f"which has {_joined(has)} units" + (f" and no {lacks[0]} units" if lacks else "")
@@ -92,23 +91,22 @@ def _dtype(row: Row) -> str:
 
 
 def _memory(comparison: Comparison) -> str:
-    base, saved, peak = (comparison.reference, *(_known(comparison.others, f"{of}_ratio") for of in ("saved", "peak")))
-    if not base:
+    base = comparison.reference
+    saved, peak = (_known(comparison.others, name) for name in ("saved_ratio", "peak_ratio"))
+    if not base or not saved + peak:
         return ""
-    kinds = ((f"of what {base.arm} keeps for backward", "kept", saved), ("of its peak memory", "took", peak))
-    parts = []
-    for of_what, verb, known in kinds:
-        if known:
-            (first, share), *rest = known
-            told = [
-                f"{first.arm} {verb} {ratio(share.mean)}",
-                *(f"{row.arm} {ratio(share.mean)}" for row, share in rest),
-            ]
-            parts.append(f"{of_what}, {_joined(told)}")
+    kinds = ((f"of what {base.arm} keeps for backward", "kept", saved), (f"of {base.arm}'s peak memory", "took", peak))
+    parts = [f"{whole}, {_shares(known, verb)}" for whole, verb, known in kinds if known]
     hardly = all(share.mean > 0.9 for _, share in peak) and any(share.mean < 0.8 for _, share in saved)
     why = ", since weights, gradients and optimizer state take as much in every arm" if peak and hardly else ""
     text = f"{'; '.join(parts)}{why}."
-    return text[0].upper() + text[1:] if parts else ""
+    return text[0].upper() + text[1:]
+
+
+def _shares(known: list[tuple[Row, Estimate]], verb: str) -> str:
+    (first, share), *rest = known
+    told = [f"{first.arm} {verb} {ratio(share.mean)}"]
+    return _joined(told + [f"{row.arm} {ratio(share.mean)}" for row, share in rest])
 
 
 def _loss(comparison: Comparison) -> str:
