@@ -549,6 +549,15 @@ def test_an_augmentation_draws_the_same_in_every_number_of_workers(workers):
     assert len(drawn[0].unique()) == drawn[0].numel()  # no two samples share a draw
 
 
+@pytest.mark.filterwarnings("ignore:Sparse")
+def test_a_sparse_tensor_is_hashed_by_its_entries():
+    dense = torch.tensor([[0.0, 2.0], [3.0, 0.0]])
+    coo, csr = dense.to_sparse(), dense.to_sparse_csr()
+    huge = torch.sparse_coo_tensor(coo.indices(), coo.values(), (2**30, 2**30))  # 4 EiB if it were dense
+    assert content_hash(coo) == content_hash(csr) == content_hash(dense.to_sparse())
+    assert len({content_hash(one) for one in (coo, 2 * coo, dense.T.to_sparse(), coo.double(), huge)}) == 5
+
+
 def test_a_tensor_of_odd_strides_is_hashed():
     column = torch.arange(15).reshape(5, 3)[:1, 0]  # one element: contiguous, and its stride is 3
     assert content_hash(column) == content_hash(torch.tensor([0]))

@@ -59,6 +59,17 @@ def test_the_mean_counts_samples_not_batches(batch_size):
         assert got["val/largest"] == (3 * 2 + 9 * 2 + 12) / 5
 
 
+def test_a_metric_of_some_batches_is_the_mean_over_their_samples():
+    def task(model, batch):
+        output = model(batch).float()
+        return output.mean(), {"positive": output.max()} if (output > 0).all() else {}
+
+    values = torch.tensor([[3.0], [5.0], [-1.0], [7.0], [9.0]])  # batches of 2: the second one tells nothing
+    got = evaluate(policy_of("fp32"), task, Times(1.0), over(values, 2))
+    assert got["val/positive"] == (5 * 2 + 9) / 3
+    assert got["val/loss"] == pytest.approx(23 / 5)
+
+
 def test_the_two_losses_differ_by_the_rounding_known_by_hand():
     # 1 + 2^-9 lies between the bfloat16 neighbours 1 and 1 + 2^-7; it is a float16 number
     weight = 1 + 2.0**-9

@@ -206,6 +206,27 @@ def test_a_buffer_whose_elements_share_memory_does_not_stop_the_run():
     assert torch.equal(trainer.model.ones, torch.ones(8))
 
 
+@pytest.mark.filterwarnings("ignore:Sparse")
+@pytest.mark.parametrize("layout", ["to_sparse", "to_sparse_csr"])
+def test_a_sparse_buffer_does_not_stop_the_run(layout):
+    class Graph(nn.Linear):
+        def __init__(self):
+            super().__init__(8, 1)
+            self.register_buffer("edges", getattr(torch.eye(8), layout)())
+            self.register_buffer("seen", torch.zeros(()))
+
+        def forward(self, x):
+            self.seen += x.detach().mean()
+            return super().forward(torch.sparse.mm(self.edges, x.flatten(0, -2).T).T)
+
+    trainer = trainer_of("fp32", seeded(Graph), mean_square)
+    step(trainer, signals(1)[0])
+    before = trainer.model.seen.clone()
+    step(trainer, BAD["nan"])
+    assert torch.equal(trainer.model.seen, before)  # its neighbours stay guarded
+    assert torch.equal(trainer.model.edges.to_dense(), torch.eye(8))
+
+
 def test_a_model_without_buffers_costs_nothing():
     trainer = trainer_of("fp32", nn.Linear(8, 1), mean_square)
     assert trainer.guard._buffers == []

@@ -184,7 +184,7 @@ CASES = {
         "cnn, custom, gpt, mlp, resnet18, resnet50, torchvision, vit_b_16.",
     ),
     "device=tpu": ("device=tpu does not exist", "auto, cpu, cuda, mps."),
-    "experiment=nope": ("experiment=nope does not exist", "demo, lesson, smoke."),
+    "experiment=nope": ("experiment=nope does not exist", "lesson, smoke."),
     "modl=cnn": ("modl is not a known", "did you mean model?", "optimizer", "trainer"),
     # unknown key
     "trainer.stepz=5": ("trainer.stepz is not a known key; did you mean steps?", *TRAINER_KEYS),
@@ -236,6 +236,16 @@ CASES = {
     "dataset=image_folder dataset.root=/nowhere": ("dataset.root=/nowhere is not a folder",),
     "dataset=cifar10 dataset.root=/nowhere": ("CIFAR10 is not in dataset.root=/nowhere", "dataset.download=true"),
     "model=gpt dataset=text_file dataset.path=/nowhere": ("dataset.path=/nowhere is not a file",),
+    "model=gpt dataset=text_file dataset.path=5": ("dataset.path=5 is not a file",),
+    "dataset=image_folder dataset.root=5": ("dataset.root=5 is not a folder",),
+    "dataset=cifar10 dataset.name=[a]": ("dataset.name=['a'] is unknown; valid are MNIST",),
+    # sizes
+    "model.num_classes=0": ("model.num_classes=0 is not valid; it must be a whole number of at least 1, or null.",),
+    "dataset.channels=0": ("dataset.channels=0 is not valid",),
+    "dataset.image_size=-8": ("dataset.image_size=-8 is not valid",),
+    "dataset.image_size=large": ("dataset.image_size=large is not valid",),
+    "model.channels=1.5": ("model.channels=1.5 is not valid",),
+    "model.channels=true": ("model.channels=True is not valid",),
     # Hydra's grammar and interpolation
     "name=${nowhere}": ("nowhere", "name"),
     "name=${oc.env:NO_SUCH_VARIABLE}": ("NO_SUCH_VARIABLE", "name"),
@@ -342,6 +352,17 @@ NEEDING_TORCH = {
     "model=torchvision model.name=resnet18x": ("model.name=resnet18x is not one of torchvision's", "resnet18"),
     "optimizer=custom optimizer._target_=torch.optim.Nope": ("optimizer._target_=torch.optim.Nope cannot be loaded",),
     "+optimizer.nope=1": ("optimizer: torch.optim.AdamW refused its arguments", "nope"),
+    "optimizer=custom optimizer._target_=own_code.mine.no_optimizer": (
+        "optimizer._target_=own_code.mine.no_optimizer built NoneType, not a torch optimizer.",
+    ),
+    "optimizer=custom optimizer._target_=own_code.mine.no_optimizer +optimizer.several=true": ("built list, not a",),
+    "task=custom task._target_=own_code.mine.NotCalled": ("task._target_=own_code.mine.NotCalled is a class without",),
+    "task.label_smoothing=1.5": ("task.label_smoothing=1.5 is not valid; it must be a number from 0 to 1.",),
+    "task.label_smoothing=-0.1": ("task.label_smoothing=-0.1 is not valid",),
+    "task.label_smoothing=some": ("task.label_smoothing=some is not valid",),
+    "task.label_smoothing=nan": ("task.label_smoothing=nan is not valid",),
+    "model=gpt dataset=synthetic_tokens model.heads=0": ("model.heads=0 is too small; it must be at least 1.",),
+    "model=gpt dataset=synthetic_tokens model.heads=3": ("model.width=128 is not a multiple of model.heads=3.",),
     "precision=bf16 precision.fp32_modules=[nope]": (
         "precision.fp32_modules: no module's name matches 'nope'; this model has layers, layers.0",
     ),

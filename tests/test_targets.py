@@ -74,6 +74,11 @@ def test_what_cannot_be_called_is_refused():
         bind("task", {"_target_": "math.pi"})
 
 
+def test_a_class_whose_objects_cannot_be_called_is_refused():
+    with pytest.raises(InputError, match=r"^task\._target_=builtins\.dict is a class without __call__; give it one\.$"):
+        bind("task", {"_target_": "builtins.dict"})
+
+
 def test_a_target_that_exits_is_wrong_input_and_not_the_end_of_the_run(own, tmp_path):
     (tmp_path / "own_exit.py").write_text("raise SystemExit(0)")
     with pytest.raises(InputError, match=r"^model\._target_=own_exit\.Net cannot be loaded \(0\)"):

@@ -19,7 +19,10 @@ def content_hash(*parts: Any) -> str:
 
 def update(digest: Any, value: Any) -> None:
     """Feed a nested value: tensors by type, shape and bytes, all other leaves pickled."""
-    if isinstance(value, Tensor):
+    if isinstance(value, Tensor) and value.layout != torch.strided:
+        entries = value.detach().to_sparse().coalesce()  # made dense, a large one fills the memory
+        update(digest, (str(tuple(value.shape)), entries.indices(), entries.values()))
+    elif isinstance(value, Tensor):
         # a copy: a view of one element counts as contiguous whatever its stride
         flat = value.detach().cpu().flatten().clone(memory_format=torch.contiguous_format)
         digest.update(f"{value.dtype}{tuple(value.shape)}".encode())

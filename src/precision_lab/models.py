@@ -76,6 +76,8 @@ class GPT(nn.Module):
 
     def __init__(self, vocab_size: int, context: int, layers: int, heads: int, width: int, dropout: float) -> None:
         super().__init__()
+        if heads < 1:
+            raise InputError(f"model.heads={heads} is too small; it must be at least 1.")
         if width % heads:
             raise InputError(f"model.width={width} is not a multiple of model.heads={heads}.")
         self.context = context

@@ -63,6 +63,11 @@ def _check_kinds(model: dict[str, Any], dataset: dict[str, Any], task: dict[str,
 def _check_sizes(model: dict[str, Any], dataset: dict[str, Any]) -> None:
     for key in SHARED_FACTS:
         wanted, given = model.get(key), dataset.get(key)
+        for group, value in (("model", wanted), ("dataset", given)):
+            require(
+                value is None or (type(value) is int and value >= 1),
+                f"{group}.{key}={value} is not valid; it must be a whole number of at least 1, or null.",
+            )
         require(
             wanted is None or given is None or wanted == given,
             f"model.{key}={wanted} and dataset.{key}={given} differ; set one of them to null to follow the other.",
@@ -83,7 +88,7 @@ def _check_files(dataset: dict[str, Any]) -> None:
     if target == "precision_lab.datasets.torchvision_dataset":
         name, root = dataset.get("name"), dataset.get("root")
         require(
-            name in TORCHVISION_FILES,
+            isinstance(name, str) and name in TORCHVISION_FILES,
             f"dataset.name={name} is unknown; valid are {', '.join(TORCHVISION_FILES)}.",
         )
         require(
@@ -93,12 +98,12 @@ def _check_files(dataset: dict[str, Any]) -> None:
     elif target == "precision_lab.datasets.image_folder":
         root = dataset.get("root")
         require(
-            root is not None and Path(root).is_dir(),
+            root is not None and Path(str(root)).is_dir(),
             f"dataset.root={root} is not a folder; it must hold one folder of images a class.",
         )
     elif target == "precision_lab.datasets.text_file":
         path = dataset.get("path")
-        require(path is not None and Path(path).is_file(), f"dataset.path={path} is not a file; name a text file.")
+        require(path is not None and Path(str(path)).is_file(), f"dataset.path={path} is not a file; name a text file.")
 
 
 def label(node: dict[str, Any]) -> str:

@@ -40,6 +40,10 @@ def build_optimizer(node: dict, model: nn.Module) -> torch.optim.Optimizer:
     if not parameters:
         raise InputError(f"model={type(model).__name__} has no parameter that requires a gradient.")
     optimizer = targets.instantiate("optimizer", node, parameters)
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise InputError(
+            f"optimizer._target_={node['_target_']} built {type(optimizer).__name__}, not a torch optimizer."
+        )
     low = next((p.dtype for p in parameters if p.device.type == "cpu" and p.dtype.itemsize < 4), None)
     if low and isinstance(optimizer, torch.optim.SGD) and node.get("fused") and not _fused_sgd_is_right(low):
         raise InputError(
@@ -158,6 +162,8 @@ class _BufferGroup:
         groups: dict[torch.dtype, list[tuple[nn.Module, str]]] = {}
         for module in model.modules():
             for name, buffer in module.named_buffers(recurse=False):
+                if buffer.layout != torch.strided:  # a graph or a mask, no statistic
+                    continue
                 # an expanded buffer has fewer bytes than elements; nobody can write to it
                 whole = buffer.untyped_storage().nbytes() >= buffer.numel() * buffer.element_size()
                 if buffer.is_floating_point() and whole:

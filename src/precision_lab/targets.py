@@ -18,7 +18,20 @@ from precision_lab.errors import InputError
 
 def instantiate(group: str, node: dict[str, Any], *args: Any) -> Any:
     """Call the open set's `_target_` with its arguments. `kind` is ours and is not passed on."""
-    return _call(group, node, args)
+    try:
+        return hydra_instantiate({"_target_": node["_target_"], **_arguments(node)}, *args, _convert_="all")
+    except SystemExit as error:
+        raise InputError(f"{group}: {node['_target_']} called sys.exit({error.code!r}).") from error
+    except InstantiationException as error:
+        cause = error.__cause__ or error
+        if isinstance(cause, InputError):
+            raise cause from error
+        text = str(cause).split("\n")[0].rstrip(".")
+        if isinstance(cause, TypeError | ValueError):
+            raise InputError(f"{group}: {node['_target_']} refused its arguments: {text}.") from error
+        last = traceback.extract_tb(cause.__traceback__)[-1]
+        place = f"{last.filename}, line {last.lineno}"
+        raise InputError(f"{group}: {node['_target_']} raised {type(cause).__name__}: {text} ({place}).") from error
 
 
 def bind(group: str, node: dict[str, Any]) -> Callable[..., Any]:
@@ -26,7 +39,12 @@ def bind(group: str, node: dict[str, Any]) -> Callable[..., Any]:
     target = locate(group, node)
     if not callable(target):
         raise InputError(f"{group}._target_={node['_target_']} is {type(target).__name__}, not a function or class.")
-    return _call(group, node, ()) if isinstance(target, type) else partial(target, **_arguments(node))
+    if not isinstance(target, type):
+        return partial(target, **_arguments(node))
+    built = instantiate(group, node)
+    if not callable(built):
+        raise InputError(f"{group}._target_={node['_target_']} is a class without __call__; give it one.")
+    return built
 
 
 def locate(group: str, node: dict[str, Any]) -> Any:
@@ -44,20 +62,3 @@ def locate(group: str, node: dict[str, Any]) -> Any:
 
 def _arguments(node: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in node.items() if key not in ("_target_", "kind")}
-
-
-def _call(group: str, node: dict[str, Any], args: tuple[Any, ...]) -> Any:
-    try:
-        return hydra_instantiate({"_target_": node["_target_"], **_arguments(node)}, *args, _convert_="all")
-    except SystemExit as error:
-        raise InputError(f"{group}: {node['_target_']} called sys.exit({error.code!r}).") from error
-    except InstantiationException as error:
-        cause = error.__cause__ or error
-        if isinstance(cause, InputError):
-            raise cause from error
-        text = str(cause).split("\n")[0].rstrip(".")
-        if isinstance(cause, TypeError | ValueError):
-            raise InputError(f"{group}: {node['_target_']} refused its arguments: {text}.") from error
-        last = traceback.extract_tb(cause.__traceback__)[-1]
-        place = f"{last.filename}, line {last.lineno}"
-        raise InputError(f"{group}: {node['_target_']} raised {type(cause).__name__}: {text} ({place}).") from error

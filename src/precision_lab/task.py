@@ -30,6 +30,9 @@ class Classification:
     """
 
     def __init__(self, label_smoothing: float = 0.0, aux_weight: float = 0.3):
+        number = isinstance(label_smoothing, int | float) and not isinstance(label_smoothing, bool)
+        if not number or not 0 <= label_smoothing <= 1:
+            raise InputError(f"task.label_smoothing={label_smoothing} is not valid; it must be a number from 0 to 1.")
         self.label_smoothing, self.aux_weight = label_smoothing, aux_weight
 
     def __call__(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:

@@ -212,7 +212,7 @@ def evaluate(
 
 def _mean_over(task: Task, model: nn.Module, batches: Iterator[tuple[Any, int]]) -> dict[str, float]:
     sums: dict[str, float] = {}
-    total = 0
+    counts: dict[str, int] = {}  # of samples; a task may leave out a metric that a batch does not tell
     for batch, samples in batches:
         loss, metrics = task(model, batch)
         if bad := [name for name in metrics if not re.fullmatch(r"[A-Za-z]\w*", name) or name.startswith("loss")]:
@@ -222,5 +222,5 @@ def _mean_over(task: Task, model: nn.Module, batches: Iterator[tuple[Any, int]])
         for name, value in {"loss": loss, **metrics}.items():
             # summed on the host in float64: MPS has none, and a bfloat16 sum stops growing
             sums[name] = sums.get(name, 0.0) + float(value) * samples
-        total += samples
-    return {name: value / total for name, value in sums.items()}
+            counts[name] = counts.get(name, 0) + samples
+    return {name: value / counts[name] for name, value in sums.items()}
