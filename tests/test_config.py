@@ -370,7 +370,8 @@ def test_an_illegal_precision(words, sentence):
 # --- the other invariants, by sentence ------------------------------------------------------
 
 ONE_OF_TWO = (
-    "Exactly one of trainer.steps and trainer.epochs must be set; for epochs write trainer.steps=null trainer.epochs=1."
+    "Exactly one of trainer.steps and trainer.epochs must be set; "
+    "set the other to null: trainer.steps=null trainer.epochs=1."
 )
 REFUSED = [
     ("trainer.epochs=1", ONE_OF_TWO),

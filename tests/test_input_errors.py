@@ -174,7 +174,7 @@ def test_right_input_does_import_torch(request, way):
     assert "this torch is a fake" in answer.err
 
 
-ADD = "if {0}._target_ takes it, write +{0}.{1}=..."
+ADD = "if {0}._target_ takes it, write +{0}.{1}=VALUE."
 # words of the command line -> what the one sentence must hold: the key, and what is valid
 CASES = {
     # unknown choice
@@ -192,7 +192,14 @@ CASES = {
     "+precision.foo=1": ("precision.foo is not a known key", "autocast_dtype", "fp32_modules"),
     "+foo=1": ("foo is not a known key", "seed", "trainer"),
     "optimizer.nope=1": ("optimizer.nope is not a known key", ADD.format("optimizer", "nope")),
+    "hydra.foo=1": ("hydra.foo is not a key of Hydra's; `python train.py --cfg hydra` lists them.",),
+    "hydra.sweep.foo=1": ("hydra.sweep.foo is not a key of Hydra's",),
     # wrong type or value
+    "meter.warmup_steps=null": ("meter.warmup_steps cannot be null.",),
+    "tags=null": ("tags cannot be null.",),
+    "hydra.run.dir=null": ("hydra.run.dir cannot be null.",),
+    "name=[1]": ("Cannot convert 'list' to string: '[1]' (name).",),
+    "precision.autocast_dtype=[a]": ("Value ['a'] (list) is not a valid input", "(precision.autocast_dtype)."),
     "trainer.steps=many": ("trainer.steps=many is not valid; it must be a whole number.",),
     "trainer.steps=1.5": ("trainer.steps=1.5 is not valid; it must be a whole number.",),
     "trainer.steps=": ("trainer.steps= is not valid; it must be a whole number.",),
@@ -214,7 +221,11 @@ CASES = {
     "optimizer.lr=abc": ("optimizer.lr=abc must be a finite number above 0.",),
     "optimizer.lr=nan": ("optimizer.lr=nan must be a finite number above 0.",),
     # what does not go together
-    "trainer.steps=5 trainer.epochs=1": ("Exactly one of trainer.steps and trainer.epochs must be set",),
+    "trainer.steps=5 trainer.epochs=1": (
+        "Exactly one of trainer.steps and trainer.epochs must be set; set the other to null: trainer.steps=null "
+        "trainer.epochs=1.",
+    ),
+    "experiment=lesson trainer.steps=10": ("Exactly one of trainer.steps and trainer.epochs must be set; set the oth",),
     "model=cnn dataset=synthetic_tokens": ("model=cnn works on images", "dataset=synthetic_tokens works on tokens"),
     "precision=bf16 precision.grad_scaling=true": (
         "precision.grad_scaling=true needs precision.autocast_dtype=float16",

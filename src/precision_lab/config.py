@@ -161,7 +161,7 @@ class TrainerConfig:
         require(
             (self.steps is None) != (self.epochs is None),
             "Exactly one of trainer.steps and trainer.epochs must be set; "
-            "for epochs write trainer.steps=null trainer.epochs=1.",
+            "set the other to null: trainer.steps=null trainer.epochs=1.",
         )
         for name in ("steps", "epochs", "batch_size", "accumulation", "log_every", "eval_every"):
             _at_least(f"trainer.{name}", getattr(self, name), 1)

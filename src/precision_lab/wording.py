@@ -20,7 +20,6 @@ def word(error: Exception, overrides: list[str], schema: type, conf: Path) -> st
     """
     cause = error.__cause__ or error
     text = str(error) if cause is error else f"{error}\n{cause}"  # Hydra's own message seldom says what is valid
-    lines = [line.strip() for line in text.split("\n") if line.strip()]
     if "Config group override must be" in text:
         return f"{' '.join(overrides)}: a config group takes the name of one of its choices."
     if match := re.search(r"Ambiguous value for argument '(.*?)'", text):
@@ -40,6 +39,8 @@ def word(error: Exception, overrides: list[str], schema: type, conf: Path) -> st
         return f"{key}={match.group(1)} is not valid; it must be true or false."
     if match := re.search(r"Invalid value assigned: (\w+) is not a ListConfig, list or tuple", text):
         return f"{key} must be a list, such as {key}=[a,b]."
+    if " is not Optional" in text:
+        return f"{key} cannot be null."
     if match := re.search(r"Environment variable '(.*)' not found", text):
         return f"{key} asks for the environment variable {match.group(1)}, which is not set."
     if override := getattr(error, "override", None):  # Hydra's OverrideParseException
@@ -50,7 +51,7 @@ def word(error: Exception, overrides: list[str], schema: type, conf: Path) -> st
         return f"{key}={match.group(1)} is not valid; valid are {match.group(2)}."
     if isinstance(cause, MissingMandatoryValue):
         return f"{key} has no value; give it one on the command line."
-    first = lines[0].rstrip(".") if lines else type(error).__name__
+    first = str(cause).strip().split("\n")[0].rstrip(".") or type(cause).__name__
     where = f" ({key})" if key and key not in first else ""
     return f"{first}{where}."
 
@@ -59,6 +60,8 @@ def unknown_key(key: str, schema: type) -> str:
     """The sentence for a key that the root dataclass does not have."""
     if key.partition(".")[0] == "experiment":
         return "An experiment file must begin with the line `# @package _global_`."
+    if key.partition(".")[0] == "hydra":
+        return f"{key} is not a key of Hydra's; `python train.py --cfg hydra` lists them."
     return f"{key} is not a known key; {_known_keys(key, schema)}."
 
 
@@ -95,4 +98,4 @@ def _known_keys(key: str, schema: type) -> str:
         node = types.get(parent)
     if is_dataclass(node):
         return _choices(last, [f.name for f in fields(node)])
-    return f"if {parents[0] if parents else key}._target_ takes it, write +{key}=..."
+    return f"if {parents[0]}._target_ takes it, write +{key}=VALUE"
