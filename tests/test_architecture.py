@@ -43,7 +43,7 @@ LAYERS = [
         "folders",
         "stops",
     },
-    {"models", "datasets", "hardware", "hashing", "seeds", "identity", "targets"},
+    {"models", "datasets", "hardware", "hashing", "nested", "seeds", "identity", "targets"},
     {"config", "open_sets", "wording", "errors", "redaction"},
 ]
 BANNED_NAMES = ("util", "utils", "manager", "helpers", "common", "misc", "engine")

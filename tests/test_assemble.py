@@ -1,13 +1,26 @@
-"""From a config to a trainer: step counts, and what is refused before anything is written."""
+"""From a config to a workload and a trainer: step counts, and what is refused before anything is written."""
 
 import logging
 import os
 
 import pytest
+import torch
+from torch import nn
 
-from precision_lab.assemble import assemble, make_trainer, resolve
+from own_code.training import ARMS
+from precision_lab import batches
+from precision_lab.assemble import (
+    Workload,
+    assemble,
+    build_workload,
+    make_trainer,
+    resolve,
+    training_batches,
+    validation_batches,
+)
 from precision_lab.config import compose
 from precision_lab.errors import InputError
+from precision_lab.hashing import content_hash
 from precision_lab.redaction import secrets_in
 from precision_lab.run import _Redacting
 
@@ -54,3 +67,115 @@ def test_a_secret_in_a_message_or_a_traceback_is_not_logged(monkeypatch):
     assert "supersecretvalue" not in text
     assert "told: cannot log in with [redacted]" in text
     assert "RuntimeError: cannot log in with [redacted]" in text
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_memory_is_pinned_for_the_device_that_is_trained_on(monkeypatch, device):
+    """A CUDA device that is not used gets no context: pinning would start one."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    pinned = []
+    monkeypatch.setattr(batches, "DataLoader", lambda *_, pin_memory, **__: pinned.append(pin_memory) or iter([0]))
+    words = ["precision=fp32", "device=cpu", "dataset=custom", "dataset._target_=own_code.mine.line_data"]
+    words += ["model=custom", "model._target_=own_code.mine.Line", "trainer.batch_size=8"]
+    ready = assemble(resolve(compose(words)))
+    ready.policy.device = torch.device(device)
+    next(training_batches(ready)._batches)
+    next(validation_batches(ready))
+    assert pinned == [device == "cuda"] * 2
+
+
+# ---- putting a workload together -------------------------------------------------------------------------
+
+
+def built(*overrides: str) -> Workload:
+    return build_workload(compose(["precision=fp32", *overrides]))
+
+
+def test_a_models_nulls_are_filled_from_the_dataset():
+    work = built("model=mlp", "model.hidden=[5]", "dataset=digits")
+    assert work.model.layers[0][0].in_features == 8 * 8
+    assert work.model.head.out_features == 10
+    work = built("model=gpt", "model.layers=1", "dataset=synthetic_tokens", "dataset.vocab_size=48")
+    assert work.model.token_embedding.num_embeddings == 48
+
+
+def test_a_datasets_nulls_are_filled_from_the_model():
+    work = built("model=gpt", "model.layers=1", "model.context=12", "dataset=synthetic_tokens", "dataset.samples=20")
+    assert work.data.train[0].shape == (13,)
+    work = built("model=mlp", "model.channels=3", "model.image_size=11", "dataset=digits")
+    assert work.data.train[0][0].shape == (3, 11, 11)
+    assert work.model(work.data.train[0][0][None]).shape == (1, 10)
+
+
+def test_a_fact_that_both_leave_open_takes_the_datasets_default():
+    work = built("model=cnn", "model.widths=[4]", "dataset=synthetic_images", "dataset.samples=20")
+    assert work.data.train[0][0].shape == (3, 32, 32)
+    assert work.model.blocks[0][0].in_channels == 3
+
+
+@pytest.mark.parametrize("workload", ["mlp", "gpt"])
+def test_initial_weights_and_data_are_equal_in_every_arm_and_differ_by_seed(workload):
+    chosen = {
+        "mlp": ["model=mlp", "dataset=digits"],
+        "gpt": ["model=gpt", "model.layers=1", "dataset=synthetic_tokens", "dataset.samples=20"],
+    }[workload]
+    made = {arm: build_workload(compose([f"precision={arm}", "seed=3", *chosen])) for arm in ARMS}
+    weights = {content_hash(work.model.state_dict()) for work in made.values()}
+    assert len(weights) == 1
+    assert {p.dtype for work in made.values() for p in work.model.parameters()} == {torch.float32}
+    other = built("seed=4", *chosen)
+    assert content_hash(other.model.state_dict()) not in weights
+    assert {work.data.hash for work in made.values()} == {other.data.hash}
+
+
+def test_a_custom_model_gets_the_facts_it_asks_for_with_null():
+    work = built(
+        "model=custom",
+        "model._target_=precision_lab.models.CNN",
+        "+model.num_classes=null",
+        "+model.channels=null",
+        "+model.widths=[3]",
+        "dataset=digits",
+    )
+    assert work.model.head.out_features == 10
+    assert work.model.blocks[0][0].in_channels == 1
+
+
+def test_a_fact_that_nobody_tells_is_asked_for_in_a_sentence():
+    with pytest.raises(InputError) as told:
+        built("model=custom", "model._target_=precision_lab.models.GPT", "+model.vocab_size=null", "dataset=digits")
+    assert str(told.value).count("model.vocab_size") == 2
+    assert "dataset=digits" in str(told.value)
+    assert "\n" not in str(told.value)
+
+
+def test_a_model_that_is_no_module_is_told_in_a_sentence():
+    with pytest.raises(InputError, match=r"model\._target_=collections\.OrderedDict built OrderedDict"):
+        built("model=custom", "model._target_=collections.OrderedDict", "dataset=digits")
+
+
+@pytest.mark.parametrize("target", ["torch.nn.Linear", "no.such.Thing", "own_code.mine.regression"])
+def test_a_target_that_cannot_be_built_is_told_in_a_sentence(target):
+    with pytest.raises(InputError) as told:
+        built("model=custom", f"model._target_={target}", "dataset=digits")
+    assert target in str(told.value)
+    assert "\n" not in str(told.value)
+
+
+def test_a_function_task_gets_its_arguments_and_a_class_task_is_built():
+    for target, weight in (("own_code.mine.Regression", 2.0), ("precision_lab.task.Classification", None)):
+        extra = ["+task.weight=2.0"] if weight else []
+        work = built("task=custom", f"task._target_={target}", *extra, "dataset=digits")
+        assert type(work.task).__name__ == target.rsplit(".", 1)[1]
+        assert getattr(work.task, "weight", None) == weight
+    work = built("task=custom", "task._target_=own_code.mine.regression", "dataset=digits")
+    loss, metrics = work.task(nn.Linear(2, 1), (torch.ones(3, 2), torch.ones(3, 1)))
+    assert loss.shape == ()
+    assert metrics == {}
+
+
+@pytest.mark.parametrize("layer", ["torch.nn.LazyLinear", "torch.nn.LazyBatchNorm1d"])
+def test_a_lazy_model_is_refused(layer):
+    arguments = ["+model.out_features=3"] if "Linear" in layer else ["+model.affine=false"]
+    with pytest.raises(InputError, match=rf"^model\._target_={layer} has lazy parameters"):
+        built("model=custom", f"model._target_={layer}", *arguments)

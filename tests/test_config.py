@@ -19,6 +19,7 @@ from hydra.utils import get_object
 from omegaconf import MISSING, OmegaConf, open_dict
 
 from precision_lab import config, hardware, open_sets
+from precision_lab.assemble import build_workload
 from precision_lab.batches import TrainBatches, place_on
 from precision_lab.config import CONF, ROOT, Config, DeviceConfig, Dtype, Float32Mode, compose, load_precision
 from precision_lab.errors import InputError
@@ -26,7 +27,6 @@ from precision_lab.folders import sweep_folder
 from precision_lab.optim import build_optimizer
 from precision_lab.precision import Policy
 from precision_lab.recorder import METRICS
-from precision_lab.task import build
 from precision_lab.trainer import Trainer
 
 FILES = sorted(path.relative_to(CONF) for path in CONF.rglob("*.yaml"))
@@ -479,7 +479,7 @@ def one_step(precision, *overrides):
     asked = replace(config.typed(composed(*words)), precision=load_precision(precision))
     policy = Policy(asked.precision, hardware.select_device(asked.device))
     policy.apply_backends()
-    workload = build(asked)
+    workload = build_workload(asked)
     model = policy.prepare(workload.model)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     trainer = Trainer(

@@ -531,11 +531,13 @@ def test_a_model_that_is_not_float32_is_refused(arm, dtype):
 
 
 def test_casting_keeps_the_shape_of_what_it_casts():
-    from collections import namedtuple
+    from collections import UserDict, namedtuple
 
     Pair = namedtuple("Pair", "a b")
     x = torch.ones(1)
-    cast = cast_floating({"t": (x, [x, 3]), "n": Pair(x, None), "i": torch.tensor(1), "s": "x"}, BF16)
+    nested = {"t": (x, [x, 3]), "n": Pair(x, None), "i": torch.tensor(1), "s": "x", "m": UserDict(x=x)}
+    cast = cast_floating(nested, BF16)
+    assert cast["m"]["x"].dtype is BF16
     assert isinstance(cast["t"], tuple)
     assert isinstance(cast["t"][1], list)
     assert isinstance(cast["n"], Pair)

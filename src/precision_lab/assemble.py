@@ -1,19 +1,23 @@
 """From a typed config to things ready to train: device checked, label proved, workload built."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
 
-from precision_lab import config, hardware, targets
-from precision_lab.batches import TrainBatches, place_on
+from precision_lab import config, hardware, open_sets, targets
+from precision_lab.batches import TrainBatches, eval_batches, place_on
 from precision_lab.config import Config, TrainerConfig
+from precision_lab.datasets import Data, as_data
 from precision_lab.errors import InputError
+from precision_lab.hashing import content_hash
 from precision_lab.optim import build_optimizer, check_schedule
 from precision_lab.precision import Policy
-from precision_lab.seeds import derive
-from precision_lab.task import Workload, build
+from precision_lab.seeds import derive, seed_globals
+from precision_lab.task import Task
 from precision_lab.trainer import Trainer
 
 
@@ -26,6 +30,16 @@ class Resolved:
     support: dict[str, str]
     emulated: list[str]  # dtypes that the arm uses and the device has no units for
     notes: list[str]  # lines for the reader: the machine, what auto chose
+
+
+@dataclass
+class Workload:
+    """What is trained: the model with its seeded initial weights (on the CPU, float32), data and task."""
+
+    model: nn.Module
+    weights_hash: str  # of the initial weights, before any arm casts them
+    data: Data
+    task: Task
 
 
 @dataclass(frozen=True)
@@ -63,9 +77,53 @@ def assemble(resolved: Resolved) -> Assembly:
     flags = policy.apply_backends()
     proof = policy.prove()
     place = place_on(device, asked.device.channels_last)
-    workload = build(asked)
+    workload = build_workload(asked)
     steps = _total_steps(asked.trainer, len(workload.data.train))
     return Assembly(asked, policy, workload, place, flags, proof, steps, notes)
+
+
+def build_workload(asked: Config) -> Workload:
+    """Build data, then the model on it, then the task. Weights depend on the run's seed, data does not."""
+    for group in open_sets.NAMES:  # a class that does not exist is told before data is read
+        targets.locate(group, getattr(asked, group))
+    dataset = {
+        key: asked.model.get(key) if value is None and key in open_sets.SHARED_FACTS else value
+        for key, value in asked.dataset.items()
+    }
+    seed_globals(0)  # for a dataset of the user's that draws: equal in all runs, or none were comparable
+    data = _checked_data(targets.instantiate("dataset", dataset))
+    model_node = {
+        key: data.facts.get(key) if value is None and key in open_sets.SHARED_FACTS else value
+        for key, value in asked.model.items()
+    }
+    unknown = [key for key in open_sets.SHARED_FACTS if key in model_node and model_node[key] is None]
+    if unknown:
+        raise InputError(
+            f"model.{unknown[0]} is null and dataset={open_sets.label(asked.dataset)} does not tell it; "
+            f"set model.{unknown[0]}."
+        )
+    seed_globals(asked.seed)
+    model = targets.instantiate("model", model_node)
+    if not isinstance(model, nn.Module):
+        raise InputError(f"model._target_={model_node['_target_']} built {type(model).__name__}, not an nn.Module.")
+    if any(map(is_lazy, [*model.parameters(), *model.buffers()])):
+        raise InputError(
+            f"model._target_={model_node['_target_']} has lazy parameters, whose initial weights would depend on the "
+            "first batch; give their sizes."
+        )
+    return Workload(model, content_hash(model.state_dict()), data, targets.bind("task", asked.task))
+
+
+def _checked_data(made: Any) -> Data:
+    try:
+        data = as_data(made)
+    except InputError:
+        raise
+    except Exception as error:  # a user's dataset can raise anything when it is read
+        raise InputError(f"dataset: reading a sample raised {type(error).__name__}: {error}.") from error
+    if not len(data.train) or not len(data.val):
+        raise InputError(f"dataset: {len(data.train)} training and {len(data.val)} validation samples; both need some.")
+    return data
 
 
 def _total_steps(plan: TrainerConfig, samples: int) -> int:
@@ -92,7 +150,17 @@ def training_batches(ready: Assembly) -> TrainBatches:
     """The run's batches from the first on: in every arm the same for a seed."""
     plan = ready.asked.trainer
     seed = derive(ready.asked.seed, "order")
-    return TrainBatches(ready.workload.data.train, plan.batch_size, seed, ready.place, plan.workers)
+    return TrainBatches(ready.workload.data.train, plan.batch_size, seed, ready.place, plan.workers, _pins(ready))
+
+
+def validation_batches(ready: Assembly) -> Iterator[tuple[Any, int]]:
+    """One pass over the validation set: (batch, its number of samples)."""
+    plan = ready.asked.trainer
+    return eval_batches(ready.workload.data.val, plan.batch_size, ready.place, plan.workers, _pins(ready))
+
+
+def _pins(ready: Assembly) -> bool:
+    return ready.policy.device.type == "cuda"  # the one trained on: there may be one that is not
 
 
 def make_trainer(ready: Assembly) -> Trainer:

@@ -7,7 +7,7 @@ loads data. Shape legend: B samples of a batch, C channels, H = W = image_size.
 import hashlib
 import os
 import signal
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 from precision_lab.datasets import TensorSamples
 from precision_lab.errors import InputError
 from precision_lab.hashing import update
+from precision_lab.nested import map_tensors
 from precision_lab.seeds import PrivateRandomness, derive
 
 
@@ -25,7 +26,8 @@ class TrainBatches:
     """Endless training batches whose order depends on (seed, len(dataset), batch_size) alone.
 
     An epoch is a fresh permutation without its last incomplete batch. `place` moves a batch to
-    its device when the batch is handed out. Raises InputError if no batch is full.
+    its device when the batch is handed out; `pin` for a CUDA device, which copies from pinned memory
+    without waiting. Raises InputError if no batch is full.
     """
 
     def __init__(
@@ -35,13 +37,14 @@ class TrainBatches:
         seed: int,
         place: Callable[[Any], Any],
         workers: int = 0,
+        pin: bool = False,
     ) -> None:
         if batch_size > len(dataset):
             raise InputError(
                 f"trainer.batch_size={batch_size} is larger than the training set: choose at most {len(dataset)}."
             )
         order = partial(_shuffled, len(dataset), batch_size, seed)
-        self._batches = _load(dataset, order(), seed, workers)
+        self._batches = _load(dataset, order(), seed, workers, pin)
         self._indices = order()  # a second pass of its own: the loader runs ahead of the training
         self._place = place
         self._digest = hashlib.sha256()
@@ -64,11 +67,11 @@ class TrainBatches:
 
 
 def eval_batches(
-    dataset: Dataset, batch_size: int, place: Callable[[Any], Any], workers: int = 0
+    dataset: Dataset, batch_size: int, place: Callable[[Any], Any], workers: int = 0, pin: bool = False
 ) -> Iterator[tuple[Any, int]]:
     """(batch, its number of samples): every sample once, in order; the last batch may be short."""
     order = torch.arange(len(dataset)).split(batch_size)
-    for indices, batch in zip(order, _load(dataset, order, 0, workers), strict=True):
+    for indices, batch in zip(order, _load(dataset, order, 0, workers, pin), strict=True):
         yield place(batch), len(indices)
 
 
@@ -79,30 +82,13 @@ def place_on(device: torch.device | str, channels_last: bool) -> Callable[[Any],
     """
     device = torch.device(device)
 
-    def place(batch: Any) -> Any:
-        if isinstance(batch, Tensor):
-            if device.type == "cuda" and batch.device.type == "cpu":
-                batch = batch.pin_memory()  # from pageable memory a copy waits; no-op if pinned
-            layout = torch.channels_last if channels_last and batch.dim() == 4 else None
-            return batch.to(
-                device,
-                non_blocking=device.type == "cuda",
-                memory_format=layout or torch.preserve_format,
-            )
-        return _map_children(place, batch)
+    def place(tensor: Tensor) -> Tensor:
+        if device.type == "cuda" and tensor.device.type == "cpu":
+            tensor = tensor.pin_memory()  # from pageable memory a copy waits; no-op if pinned
+        layout = torch.channels_last if channels_last and tensor.dim() == 4 else torch.preserve_format
+        return tensor.to(device, non_blocking=device.type == "cuda", memory_format=layout)
 
-    return place
-
-
-def _map_children(function: Callable[[Any], Any], batch: Any) -> Any:
-    """Apply to the entries of a tuple, namedtuple, list or mapping; anything else is returned."""
-    if isinstance(batch, Mapping):
-        return {key: function(value) for key, value in batch.items()}
-    if hasattr(batch, "_fields"):
-        return type(batch)(*map(function, batch))
-    if isinstance(batch, tuple | list):
-        return type(batch)(map(function, batch))
-    return batch
+    return partial(map_tensors, place)
 
 
 def _shuffled(length: int, batch_size: int, seed: int) -> Iterator[Tensor]:
@@ -113,7 +99,7 @@ def _shuffled(length: int, batch_size: int, seed: int) -> Iterator[Tensor]:
         yield from order[: length - length % batch_size].split(batch_size)
 
 
-def _load(dataset: Dataset, order: Iterable[Tensor], seed: int, workers: int) -> Iterator[Any]:
+def _load(dataset: Dataset, order: Iterable[Tensor], seed: int, workers: int, pin: bool) -> Iterator[Any]:
     """The batches that `order` lists, on the CPU."""
     if isinstance(dataset, TensorSamples) and not workers:
         yield from (dataset[indices] for indices in order)  # one gather, no collate
@@ -124,7 +110,7 @@ def _load(dataset: Dataset, order: Iterable[Tensor], seed: int, workers: int) ->
         num_workers=workers,
         worker_init_fn=_leave_signals_to_the_run,
         generator=torch.Generator().manual_seed(seed),  # else it draws its seed from the global generator
-        pin_memory=torch.cuda.is_available(),
+        pin_memory=pin,  # would start a CUDA context, which a run on the CPU has no use for
     )
     yield from loader
 
@@ -150,6 +136,5 @@ def _leave_signals_to_the_run(worker: int) -> None:
     """A worker has no result to save: the run ends it, and a signal to the run's group does not reach it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # not the run's handler, which it inherited
-    if hasattr(os, "setpgrp"):
-        os.setpgrp()
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    os.setpgrp()
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)

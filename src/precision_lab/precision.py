@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from precision_lab.config import Float32Mode, PrecisionConfig
 from precision_lab.errors import InputError
+from precision_lab.nested import map_tensors
 
 # Explicit significand bits kept by each format: 1 + 2^-k survives a product for k up to this.
 SIGNIFICAND_BITS = {"float32": 23, "tf32": 10, "bfloat16": 7, "float16": 10}
@@ -217,13 +218,5 @@ def _cast_inputs_to_parameters(module: nn.Module, args: tuple, kwargs: dict) -> 
 
 
 def cast_floating(value: Any, dtype: torch.dtype) -> Any:
-    """Cast the floating-point tensors inside nested tuples, lists and dicts; leave all else."""
-    if isinstance(value, Tensor):
-        return value.to(dtype) if value.is_floating_point() else value
-    if isinstance(value, tuple) and hasattr(value, "_fields"):  # a namedtuple takes its items one by one
-        return type(value)(*(cast_floating(item, dtype) for item in value))
-    if isinstance(value, list | tuple):
-        return type(value)(cast_floating(item, dtype) for item in value)
-    if isinstance(value, dict):
-        return {key: cast_floating(item, dtype) for key, item in value.items()}
-    return value
+    """Cast the floating-point tensors inside a nested value; leave all else."""
+    return map_tensors(lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor, value)

@@ -12,8 +12,16 @@ from functools import partial
 from typing import Any, TextIO
 
 from precision_lab import folders, hardware, identity, open_sets
-from precision_lab.assemble import Assembly, Resolved, assemble, make_trainer, resolve, training_batches
-from precision_lab.batches import TrainBatches, eval_batches
+from precision_lab.assemble import (
+    Assembly,
+    Resolved,
+    assemble,
+    make_trainer,
+    resolve,
+    training_batches,
+    validation_batches,
+)
+from precision_lab.batches import TrainBatches
 from precision_lab.config import Config
 from precision_lab.environment import environment
 from precision_lab.errors import InputError
@@ -171,9 +179,9 @@ class _Run:
         )
 
     def _train_and_measure(self) -> None:
-        asked, plan, data = self.asked, self.asked.trainer, self.ready.workload.data
+        asked, plan = self.asked, self.asked.trainer
         trainer, batches = self.trainer, self.batches
-        validation = partial(eval_batches, data.val, plan.batch_size, self.ready.place, plan.workers)
+        validation = partial(validation_batches, self.ready)
         steps = self.ready.total_steps
         meter = Meter(trainer.policy.device, asked.meter.warmup_steps)
         seed_globals(derive(asked.seed, "dropout"))

@@ -1,4 +1,4 @@
-"""Tasks `(model, batch) -> loss, metrics`, and the workload: model, data and task put together.
+"""Tasks `(model, batch) -> loss, metrics`, and what they read in a model's output.
 
 The loss is always formed from float32 logits: near 2.9 a bfloat16 loss moves in steps of 0.0156.
 Under autocast this changes nothing, since cross-entropy takes float32 there anyway.
@@ -6,19 +6,12 @@ Metrics cost time and are computed in evaluation alone: while training a task re
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 
-from precision_lab import open_sets, targets
-from precision_lab.config import Config
-from precision_lab.datasets import Data, as_data
 from precision_lab.errors import InputError
-from precision_lab.hashing import content_hash
-from precision_lab.seeds import seed_globals
 
 Task = Callable[[nn.Module, Any], tuple[Tensor, dict[str, Tensor]]]
 
@@ -78,57 +71,3 @@ def main_output(output: Any) -> Tensor:
         f"The model returned {type(output).__name__}; this task reads a tensor, an object with .logits or a "
         "tuple that begins with the logits. For any other output use task=custom."
     )
-
-
-def _checked_data(made: Any) -> Data:
-    try:
-        data = as_data(made)
-    except InputError:
-        raise
-    except Exception as error:  # a user's dataset can raise anything when it is read
-        raise InputError(f"dataset: reading a sample raised {type(error).__name__}: {error}.") from error
-    if not len(data.train) or not len(data.val):
-        raise InputError(f"dataset: {len(data.train)} training and {len(data.val)} validation samples; both need some.")
-    return data
-
-
-@dataclass
-class Workload:
-    """What is trained: the model with its seeded initial weights (on the CPU, float32), data and task."""
-
-    model: nn.Module
-    weights_hash: str  # of the initial weights, before any arm casts them
-    data: Data
-    task: Task
-
-
-def build(asked: Config) -> Workload:
-    """Build data, then the model on it, then the task. Weights depend on the run's seed, data does not."""
-    for group in open_sets.NAMES:  # a class that does not exist is told before data is read
-        targets.locate(group, getattr(asked, group))
-    dataset = {
-        key: asked.model.get(key) if value is None and key in open_sets.SHARED_FACTS else value
-        for key, value in asked.dataset.items()
-    }
-    seed_globals(0)  # for a dataset of the user's that draws: equal in all runs, or none were comparable
-    data = _checked_data(targets.instantiate("dataset", dataset))
-    model_node = {
-        key: data.facts.get(key) if value is None and key in open_sets.SHARED_FACTS else value
-        for key, value in asked.model.items()
-    }
-    unknown = [key for key in open_sets.SHARED_FACTS if key in model_node and model_node[key] is None]
-    if unknown:
-        raise InputError(
-            f"model.{unknown[0]} is null and dataset={open_sets.label(asked.dataset)} does not tell it; "
-            f"set model.{unknown[0]}."
-        )
-    seed_globals(asked.seed)
-    model = targets.instantiate("model", model_node)
-    if not isinstance(model, nn.Module):
-        raise InputError(f"model._target_={model_node['_target_']} built {type(model).__name__}, not an nn.Module.")
-    if any(map(is_lazy, [*model.parameters(), *model.buffers()])):
-        raise InputError(
-            f"model._target_={model_node['_target_']} has lazy parameters, whose initial weights would depend on the "
-            "first batch; give their sizes."
-        )
-    return Workload(model, content_hash(model.state_dict()), data, targets.bind("task", asked.task))
