@@ -84,16 +84,16 @@ CASES = {
     ),
     "mixed_versions": (
         lambda: changed(sound(), last, versions={"torch": "2.11.0"}),
-        "different versions: torch 2.14.1 (11 runs), torch 2.11.0 (1 runs).",
+        "different versions: torch 2.14.1 (11 runs), torch 2.11.0 (1 run).",
     ),
     "mixed_code": (
         lambda: changed(sound(), last, git={"dirty": True}),
-        "different code: abcdef01 (11 runs), abcdef01 with uncommitted changes (1 runs).",
+        "different code: abcdef01 (11 runs), abcdef01 with uncommitted changes (1 run).",
     ),
-    "several_machines": (lambda: changed(sound(), last, host="there"), "here (11 runs), there (1 runs)."),
+    "several_machines": (lambda: changed(sound(), last, host="there"), "here (11 runs), there (1 run)."),
     "superseded": (
         lambda: sound() + [result("fp32", 0, H100, finished=1.0)],
-        "1 completed runs do not count, since a newer one has their arm and seed: ",
+        "Completed runs that do not count, since a newer one has their arm and seed: ",
     ),
     "timed_in_turn": (lambda: sound(), "Arms were timed one after the other and not in alternation"),
 }

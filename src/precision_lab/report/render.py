@@ -150,7 +150,7 @@ def _subtitle(comparison: Comparison) -> list[str]:
     config, last = comparison.config, comparison.runs[-1]
     able = ", ".join(f"{name} {word}" for name, word in last.support.items() if name != "float32")
     steps, epochs = (config.get(f"trainer.{unit}") for unit in ("steps", "epochs"))
-    length = f"{steps} steps" if steps else f"{epochs} epochs"
+    length = f"{steps} steps" if steps else f"{epochs} epoch{'s' if epochs != 1 else ''}"
     lines = [
         f"{hardware_label(comparison.fingerprint)}; {able}",
         f"torch {last.versions.get('torch')}; {length} of batch {config.get('trainer.batch_size')}",

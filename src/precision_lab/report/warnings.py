@@ -165,7 +165,7 @@ def _unsteady(comparison: Comparison) -> dict[str, Any] | None:
 
 def _several(values: Iterable[str | None]) -> dict[str, Any] | None:
     counts = Counter(value or "unknown" for value in values)
-    return {"which": ", ".join(f"{value} ({n} runs)" for value, n in counts.items())} if len(counts) > 1 else None
+    return {"which": ", ".join(f"{value} ({n} run{'s' if n > 1 else ''})" for value, n in counts.items())} if len(counts) > 1 else None
 
 
 def _mixed_versions(comparison: Comparison) -> dict[str, Any] | None:
@@ -190,7 +190,7 @@ def _several_machines(comparison: Comparison) -> dict[str, Any] | None:
 def _superseded(comparison: Comparison) -> dict[str, Any] | None:
     older = [run.folder for row in comparison.rows for run in row.superseded]
     more = f" and {len(older) - 3} more" if len(older) > 3 else ""
-    return {"n": len(older), "folders": ", ".join(older[:3]) + more} if older else None
+    return {"folders": ", ".join(older[:3]) + more} if older else None
 
 
 WARNINGS = (
@@ -266,7 +266,7 @@ WARNINGS = (
     ),
     Rule(
         "superseded",
-        "{n} completed runs do not count, since a newer one has their arm and seed: {folders}.",
+        "Completed runs that do not count, since a newer one has their arm and seed: {folders}.",
         _superseded,
     ),
 )
