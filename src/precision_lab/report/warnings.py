@@ -165,7 +165,8 @@ def _unsteady(comparison: Comparison) -> dict[str, Any] | None:
 
 def _several(values: Iterable[str | None]) -> dict[str, Any] | None:
     counts = Counter(value or "unknown" for value in values)
-    return {"which": ", ".join(f"{value} ({n} run{'s' if n > 1 else ''})" for value, n in counts.items())} if len(counts) > 1 else None
+    told = [f"{value} ({n} run{'s' if n > 1 else ''})" for value, n in counts.items()]
+    return {"which": ", ".join(told)} if len(told) > 1 else None
 
 
 def _mixed_versions(comparison: Comparison) -> dict[str, Any] | None:
