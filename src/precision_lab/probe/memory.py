@@ -4,8 +4,6 @@ Knows: exact bytes of tensor storages. Refuses to know: process memory, fragment
 a CUDA or MPS allocator reserves (those have counters of their own). Units: bytes.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -16,7 +14,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from precision_lab.probe.ops import leaves_no_trace
+from precision_lab.probe.trace import leaves_no_trace
 
 _COPIES = (torch.ops.aten._to_copy.default, torch.ops.aten.clone.default)
 

@@ -6,8 +6,6 @@ time, and what a compiled or scripted model would run (pass the eager one).
 Counts are calls in one pass.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import io
 import json
@@ -25,6 +23,8 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+from precision_lab.probe.trace import leaves_no_trace
 
 # Allocation and a view that its schema does not call one (`is_view` tells the others): no number
 # is computed here.
@@ -138,54 +138,6 @@ def _matmul_share(rows: Iterable[OpRow]) -> str:
         return "No matmul, convolution, attention or RNN calls."
     shares = (f"{n} of {total} ({n / total:.1%}) in {dtype}" for dtype, n in calls.most_common())
     return "Matmul, convolution, attention and RNN calls: " + ", ".join(shares)
-
-
-@contextmanager
-def leaves_no_trace(model: nn.Module) -> Iterator[None]:
-    """Put back what a forward and a backward of `model` change, also if they raise.
-
-    Gradients (the same tensor objects; None inside, so that no kept gradient is added to),
-    buffers, training mode, and torch's default generators on the CPU, on CUDA and on MPS.
-    Generators that the caller made, and plain Python attributes, are the caller's to mind.
-    """
-    cuda = torch.cuda.is_initialized()  # a query that would not itself start CUDA
-    mps = torch.backends.mps.is_available()
-    cpu_rng = torch.get_rng_state()
-    cuda_rng = torch.cuda.get_rng_state_all() if cuda else []
-    mps_rng = torch.mps.get_rng_state() if mps else None
-    grads = [(parameter, parameter.grad) for parameter in model.parameters()]
-    modes = [(module, module.training) for module in model.modules()]
-    buffers = [
-        (module, name, buffer, None if _is_expanded(buffer) else buffer.detach().clone())
-        for module in model.modules()
-        for name, buffer in module.named_buffers(recurse=False)
-    ]
-    for parameter, _ in grads:
-        parameter.grad = None
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for module, name, buffer, before in buffers:
-                setattr(module, name, buffer)  # the forward may have put another tensor there
-                if before is not None:
-                    buffer.copy_(before)
-        for module, training in modes:
-            module.training = training
-        for parameter, grad in grads:
-            parameter.grad = grad
-        torch.set_rng_state(cpu_rng)
-        if cuda:
-            torch.cuda.set_rng_state_all(cuda_rng)
-        if mps:
-            torch.mps.set_rng_state(mps_rng)
-
-
-def _is_expanded(buffer: Tensor) -> bool:
-    """Whether elements share memory: torch refuses to write to it, so nobody can have."""
-    if buffer.layout != torch.strided:
-        return False
-    return any(n > 1 and stride == 0 for n, stride in zip(buffer.shape, buffer.stride(), strict=True))
 
 
 class _ModuleScopes:
