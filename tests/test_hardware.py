@@ -294,7 +294,7 @@ def test_every_device_s_way_of_running_out_of_memory(error):
 def test_the_fingerprint_of_a_cpu(monkeypatch):
     cpu(monkeypatch, "avx2", "amx_bf16", "popcnt")
     monkeypatch.setattr(hardware, "_cpu_model", lambda: "a CPU")
-    monkeypatch.setattr(hardware, "_total_memory", lambda: round(15.6 * 2**30))
+    monkeypatch.setattr(hardware, "total_memory", lambda: round(15.6 * 2**30))
     monkeypatch.setattr(hardware.os, "cpu_count", lambda: 8)
     assert hardware.fingerprint(CPU) == {
         "device": "cpu",

@@ -249,6 +249,9 @@ CASES = {
     "model=gpt dataset=text_file dataset.path=/nowhere": ("dataset.path=/nowhere is not a file",),
     "model=gpt dataset=text_file dataset.path=5": ("dataset.path=5 is not a file",),
     "dataset=image_folder dataset.root=5": ("dataset.root=5 is not a folder",),
+    "dataset=image_folder": ("dataset.root=None is not a folder; it must hold one folder of images a class.",),
+    "model=gpt dataset=text_file": ("dataset.path=None is not a file; name a text file.",),
+    "dataset=cifar10 dataset.name=SVHN": ("dataset.name=SVHN is unknown; valid are MNIST, FashionMNIST, CIFAR10",),
     "dataset=cifar10 dataset.name=[a]": ("dataset.name=['a'] is unknown; valid are MNIST",),
     # sizes
     "model.num_classes=0": ("model.num_classes=0 is not valid; it must be a whole number of at least 1, or null.",),

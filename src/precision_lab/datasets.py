@@ -1,6 +1,7 @@
 """Datasets: which samples there are, and a hash that proves it.
 
-Knows nothing about models, tasks or precision. A builder returns `Data`; everything random in
+Knows nothing about models, tasks or precision. What can be told of files and names without torch was
+checked in open_sets. A builder returns `Data`; everything random in
 it comes from seeds of its own, so that the run's seed never changes the data.
 
 Shape legend: N samples, B of a batch, C channels, H = W = image_size, T tokens (context).
@@ -26,8 +27,8 @@ from torch import Tensor
 from torch.utils.data import Dataset, Subset
 
 from precision_lab.errors import InputError
+from precision_lab.hardware import GIB, total_memory
 from precision_lab.hashing import content_hash
-from precision_lab.open_sets import TORCHVISION_FILES
 from precision_lab.seeds import PrivateRandomness
 
 # Not the library itself, or different on every machine with the same Python.
@@ -99,12 +100,10 @@ def digits(channels: int | None, image_size: int | None, train_fraction: float) 
 
 def torchvision_dataset(name: str, root: str, download: bool, channels: int | None, image_size: int | None) -> Data:
     """MNIST, FashionMNIST, CIFAR10 or CIFAR100, whole in memory, without augmentation."""
-    if name not in TORCHVISION_FILES:
-        raise InputError(f"dataset.name={name} is unknown; valid are {', '.join(TORCHVISION_FILES)}.")
     from torchvision import datasets  # costs more than a second: only who asks for it pays
 
     try:
-        splits = [getattr(datasets, name)(root, train=train, download=download) for train in (True, False)]
+        splits = [getattr(datasets, name)(str(root), train=train, download=download) for train in (True, False)]
     except (RuntimeError, OSError) as error:
         problem = f"could not be downloaded to {root}" if download else f"has no files in {root}"
         raise InputError(
@@ -121,13 +120,12 @@ def image_folder(root: str, channels: int | None, image_size: int | None, val_fr
     The central square of each image is resized. Without train and val folders a file's relative
     name decides its split, so that adding files moves no other. The hash covers names and sizes.
     """
-    if root is None or not Path(root).is_dir():
-        raise InputError(f"dataset.root={root} is not a folder; image_folder reads root/<class>/*.")
     if image_size is None:
         raise InputError("image_folder needs a size to resize to: set e.g. dataset.image_size=64.")
     channels = channels or 3
     transform = partial(_decoded_image, channels=channels, image_size=image_size)
-    parts = [Path(root, name) for name in ("train", "val")]
+    root = Path(str(root))
+    parts = [root / name for name in ("train", "val")]
     if all(part.is_dir() for part in parts):
         train, val = (_read_folder(part, transform) for part in parts)
         if train.classes != val.classes:
@@ -135,7 +133,7 @@ def image_folder(root: str, channels: int | None, image_size: int | None, val_fr
         classes, files = train.classes, [path for path, _ in train.samples + val.samples]
     else:
         _check_fraction("val_fraction", val_fraction)
-        folder = _read_folder(Path(root), transform)
+        folder = _read_folder(root, transform)
         classes, files = folder.classes, [path for path, _ in folder.samples]
         held_out = [_is_held_out(_relative(path, root), val_fraction) for path in files]
         train = Subset(folder, [i for i, out in enumerate(held_out) if not out])
@@ -189,11 +187,11 @@ def _image_data(
     """Standardised images in memory from (uint8 pixels [N, C, H, W], int64 labels [N])."""
     channels, image_size = channels or train[0].shape[1], image_size or train[0].shape[2]
     needed = 4 * channels * image_size**2 * (len(train[0]) + len(val[0]))  # bytes in float32
-    present = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if needed > present / 2:
+    present = total_memory()
+    if 0 < present < 2 * needed:
         raise InputError(
-            f"At dataset.image_size={image_size} the images need {needed / 2**30:.0f} GiB, more "
-            f"than half of this machine's memory ({present / 2**30:.0f} GiB): choose a smaller one."
+            f"At dataset.image_size={image_size} the images need {needed / GIB:.0f} GiB, more "
+            f"than half of this machine's memory ({present / GIB:.0f} GiB): choose a smaller one."
         )
     images = [_fit(pixels, channels, image_size) for pixels, _ in (train, val)]
     std, mean = torch.std_mean(images[0], dim=(0, 2, 3), keepdim=True)  # [1, C, 1, 1]
@@ -285,9 +283,7 @@ def _is_kept(name: str) -> bool:
 def text_file(path: str, context: int | None, val_fraction: float) -> Data:
     """Bytes of one file of yours; its last part is the validation set."""
     _check_fraction("val_fraction", val_fraction)
-    if path is None or not Path(path).is_file():
-        raise InputError(f"dataset.path={path} is not a file; text_file reads any file as bytes.")
-    content = Path(path).read_bytes()
+    content = Path(str(path)).read_bytes()
     cut = round((1 - val_fraction) * len(content))
     return _text_data(content[:cut], content[cut:], context, f"dataset.path={path}")
 

@@ -7,6 +7,7 @@ usually slower than float32), `no` (refused).
 import os
 import platform
 import re
+import statistics
 import time
 from typing import Any
 
@@ -39,8 +40,8 @@ def dtype_support(device: torch.device) -> dict[str, str]:
 
 def _cpu_support() -> dict[str, str]:
     features = cpu_features()
-    bf16 = features & {"avx512_bf16", "amx_bf16", "bf16", "arm_bf16"}
-    fp16 = features & {"avx512_fp16", "amx_fp16", "fp16_arith", "arm_fp16", "asimdhp"}
+    bf16 = features & {"avx512_bf16", "amx_bf16", "bf16"}
+    fp16 = features & {"avx512_fp16", "amx_fp16", "fp16_arith", "asimdhp"}
     return {
         "tf32": "no",  # changes no bit of a CPU result
         "bfloat16": "native" if bf16 else "emulated",
@@ -54,8 +55,8 @@ def _cuda_support() -> dict[str, str]:
         bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
         return {"tf32": "no", "bfloat16": "native" if bf16 else "emulated", "float16": "native"}
     # Capability, not is_bf16_supported: that one answers True on T4 and V100, by emulation.
-    ampere = torch.cuda.get_device_capability() >= (8, 0)
-    tensor_cores = torch.cuda.get_device_capability() >= (7, 0)
+    capability = torch.cuda.get_device_capability()
+    ampere, tensor_cores = capability >= (8, 0), capability >= (7, 0)
     return {
         "tf32": "native" if ampere else "no",
         "bfloat16": "native" if ampere else "emulated",
@@ -109,9 +110,9 @@ def check_support(precision: PrecisionConfig, device: torch.device, support: dic
 
 def slowdown(dtype: torch.dtype, device: torch.device, size: int = 256) -> float:
     """Time of one matmul of size x size in `dtype` over the same in float32 (medians of alternating tries)."""
-    operands = {
-        d: torch.randn(size, size, device=device, generator=_generator(device)).to(d) for d in (torch.float32, dtype)
-    }
+    draw = torch.Generator(device=device).manual_seed(0)
+    full_operand = torch.randn(size, size, device=device, generator=draw)
+    operands = {d: full_operand.to(d) for d in (torch.float32, dtype)}
     times: dict[torch.dtype, list[float]] = {d: [] for d in operands}
     for _ in range(6):
         for kind, operand in operands.items():
@@ -121,12 +122,8 @@ def slowdown(dtype: torch.dtype, device: torch.device, size: int = 256) -> float
             synchronize(device)
             times[kind].append(time.perf_counter() - start)
     # the first try converts, tunes and loads
-    low, full = (sorted(times[kind][1:])[2] for kind in (dtype, torch.float32))
+    low, full = (statistics.median(times[kind][1:]) for kind in (dtype, torch.float32))
     return low / full
-
-
-def _generator(device: torch.device) -> torch.Generator:
-    return torch.Generator(device=device).manual_seed(0)
 
 
 def synchronize(device: torch.device) -> None:
@@ -152,7 +149,7 @@ def fingerprint(device: torch.device) -> dict[str, Any]:
         "model": _cpu_model(),
         "count": os.cpu_count(),
         "capability": ",".join(sorted(cpu_features() & _TELLING_FEATURES)),
-        "memory_gib": round(_total_memory() / GIB),
+        "memory_gib": round(total_memory() / GIB),
         "threads": torch.get_num_threads(),
     }
 
@@ -174,10 +171,11 @@ def _cpu_model() -> str:
     return platform.processor() or platform.machine()
 
 
-def _total_memory() -> int:
+def total_memory() -> int:
+    """Bytes of this machine's memory; 0 where it does not tell."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (ValueError, OSError, AttributeError):
+    except (ValueError, OSError):
         return 0
 
 

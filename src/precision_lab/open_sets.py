@@ -41,15 +41,17 @@ def _check_target(group: str, node: dict[str, Any]) -> None:
 
 
 def _check_optimizer(optimizer: dict[str, Any]) -> None:
-    for key in ("lr", "weight_decay", "momentum", "eps"):
-        value = optimizer.get(key, 0.0 if key != "lr" else None)
-        number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-        if key != "lr" and not isinstance(value, int | float | str):
-            continue  # an optimizer of the user's may take a pair or nothing there
-        require(
-            number and (value > 0 if key == "lr" else value >= 0),
-            f"optimizer.{key}={value} must be a finite number {'above' if key == 'lr' else 'not below'} 0.",
-        )
+    lr = optimizer.get("lr")
+    require(_is_finite(lr) and lr > 0, f"optimizer.lr={lr} must be a finite number above 0.")
+    for key in ("weight_decay", "momentum", "eps"):
+        value = optimizer.get(key, 0.0)
+        if isinstance(value, int | float | str):  # an optimizer of the user's may take a pair or nothing there
+            wrong = f"optimizer.{key}={value} must be a finite number not below 0."
+            require(_is_finite(value) and value >= 0, wrong)
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _check_kinds(model: dict[str, Any], dataset: dict[str, Any], task: dict[str, Any]) -> None:
