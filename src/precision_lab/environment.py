@@ -14,7 +14,10 @@ from precision_lab import config, hardware
 
 
 def environment(device: torch.device) -> dict[str, Any]:
-    """What environment.json says of machine, process and code. The fingerprint alone decides comparability."""
+    """What environment.json says of machine, process and code.
+
+    The fingerprint decides which times may be put in one ratio.
+    """
     return {
         "fingerprint": hardware.fingerprint(device),
         "host": platform.node(),

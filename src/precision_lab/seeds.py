@@ -28,7 +28,7 @@ class PrivateRandomness:
     def __init__(self, seed: int) -> None:
         self._inside = (
             torch.Generator().manual_seed(seed).get_state(),
-            numpy.random.RandomState(seed % 2**32).get_state(),
+            numpy.random.RandomState(seed).get_state(),
             random.Random(seed).getstate(),
         )
 

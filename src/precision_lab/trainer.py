@@ -1,7 +1,8 @@
 """The training loop and the evaluation. One loop for all arms, without a branch on the precision.
 
-The host waits for the device where a window closes and nowhere else: each step leaves its loss,
-gradient norm and non-finite flag on the device, and `Window.read` fetches them together.
+In training, and with a fused optimizer, the host waits for the device where a window closes and
+nowhere else: each step leaves its loss, gradient norm and non-finite flag on the device, and
+`Window.read` fetches them together. Evaluation waits at every batch.
 """
 
 import hashlib
@@ -193,7 +194,8 @@ def evaluate(
     """Mean loss and metrics over all validation samples, twice on the same weights.
 
     `val/loss` and the metrics in the arm's own precision, `val/loss_fp32` in IEEE float32.
-    Leaves generators, training mode and parameters as they were.
+    Leaves training mode, parameters and the generators of CPU and CUDA as they were. MPS's is not
+    put back: a model that draws there in evaluation moves it on.
     """
     modes = [(module, module.training) for module in model.modules()]
     devices = [policy.device] if policy.device.type == "cuda" else []

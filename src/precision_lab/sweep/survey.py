@@ -10,24 +10,18 @@ from precision_lab.sweep.plan import Answer
 
 
 def survey(jobs: list[Config]) -> list[Answer]:
-    """An answer for each job. Jobs that ask the same of the machine are asked for once."""
-    wanted = [(asked.device, asked.precision) for asked in jobs]
-    distinct = [asked for number, asked in enumerate(jobs) if wanted.index(wanted[number]) == number]
+    """An answer for each job."""
     process = subprocess.Popen(
         [sys.executable, "-P", "-c", f"from {__name__} import main; main()"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
-    out, err = process.communicate(pickle.dumps(distinct))
+    out, err = process.communicate(pickle.dumps(jobs))
     if process.returncode:
         last = (err.decode(errors="replace").strip().splitlines() or ["no word of why"])[-1]
         raise InputError(f"torch could not tell what this machine can do (exit code {process.returncode}): {last}")
-    answers = pickle.loads(out)
-    known = {
-        wanted.index((asked.device, asked.precision)): answer for asked, answer in zip(distinct, answers, strict=True)
-    }
-    return [known[wanted.index(want)] for want in wanted]
+    return pickle.loads(out)
 
 
 def _answer(asked: Config, threads: int) -> Answer:
