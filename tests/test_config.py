@@ -21,7 +21,17 @@ from omegaconf import MISSING, OmegaConf, open_dict
 from precision_lab import config, hardware, open_sets
 from precision_lab.assemble import build_workload
 from precision_lab.batches import TrainBatches, place_on
-from precision_lab.config import CONF, ROOT, Config, DeviceConfig, Dtype, Float32Mode, compose, load_precision
+from precision_lab.config import (
+    CONF,
+    ROOT,
+    Config,
+    DeviceConfig,
+    Dtype,
+    Float32Mode,
+    as_values,
+    compose,
+    load_precision,
+)
 from precision_lab.errors import InputError
 from precision_lab.folders import sweep_folder
 from precision_lab.optim import build_optimizer
@@ -365,6 +375,15 @@ def test_an_illegal_precision(words, sentence):
     with pytest.raises(InputError) as caught:
         checked(words)
     assert str(caught.value) == sentence
+
+
+def test_as_values_is_plain():
+    values = as_values(compose(["precision=fp16", "precision.fp32_modules=[a,b]"]))
+    assert values["precision"]["param_dtype"] == "float32"
+    assert values["precision"]["autocast_dtype"] == "float16"
+    assert values["precision"]["fp32_modules"] == ["a", "b"]
+    assert values["device"] == {"type": "auto", "threads": None, "channels_last": False, "compile": False}
+    assert as_values({1: (Dtype.float16, 2)}) == {"1": ["float16", 2]}
 
 
 # --- the other invariants, by sentence ------------------------------------------------------

@@ -9,8 +9,8 @@ from functools import cache
 import pytest
 
 from precision_lab import config as config_module
-from precision_lab.config import Config, Dtype
-from precision_lab.identity import arm_label, as_values, experiment_signature, run_signature, slug
+from precision_lab.config import Config
+from precision_lab.identity import arm_label, experiment_signature, run_signature, slug
 
 # Configs that between them hold every key there is, those of the open sets' own choices included.
 BASES = {
@@ -145,15 +145,6 @@ def test_the_order_of_arguments_does_not_count():
     assert run_signature(changed) == run_signature(config)
 
 
-def test_as_values_is_plain():
-    values = as_values(compose(["precision=fp16", "precision.fp32_modules=[a,b]"]))
-    assert values["precision"]["param_dtype"] == "float32"
-    assert values["precision"]["autocast_dtype"] == "float16"
-    assert values["precision"]["fp32_modules"] == ["a", "b"]
-    assert values["device"] == {"type": "auto", "threads": None, "channels_last": False, "compile": False}
-    assert as_values({1: (Dtype.float16, 2)}) == {"1": ["float16", 2]}
-
-
 LABELS = {
     "precision=fp32": "fp32",
     "precision=auto": "auto",
@@ -181,6 +172,12 @@ def test_the_label_of_an_arm(words):
 def test_the_slug_of_a_run():
     config = compose(["precision=bf16", "seed=7", "dataset=synthetic_images"])
     assert slug(config, "cpu") == f"mlp_synthetic-images_bf16_s7_cpu_{run_signature(config)}"
+
+
+def test_the_slug_of_an_arm_in_capitals():
+    config = compose(["precision=bf16"])
+    config.precision.name = "BF16_Mine"
+    assert slug(config, "cpu").startswith("mlp_digits_bf16-mine_s0_cpu_")
 
 
 @pytest.mark.parametrize(

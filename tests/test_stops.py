@@ -11,7 +11,7 @@ import pytest
 from precision_lab import stops as stops_module
 from precision_lab.errors import InputError
 from precision_lab.run import _task_metrics
-from precision_lab.stops import Stops, Terminated, stop_with
+from precision_lab.stops import Stops, Terminated, stop_when_closed
 
 
 def send(number):
@@ -47,7 +47,7 @@ def test_the_end_of_the_one_who_started_it_stops_a_run(monkeypatch):
     end, held = os.pipe()
     with Stops() as stops:
         stops.release()
-        stop_with(end)
+        stop_when_closed(end)
         os.write(held, b"any")  # is no end
         threading.Timer(0.05, os.close, [held]).start()
         with pytest.raises(Terminated, match=r"^the sweep that started it is gone$"):

@@ -23,7 +23,7 @@ from rich.console import Console
 from precision_lab import config
 from precision_lab.config import ROOT, OnError, Rerun
 from precision_lab.sweep import launch
-from precision_lab.sweep.launch import run_jobs, slots
+from precision_lab.sweep.launch import places_for, run_jobs
 from precision_lab.sweep.plan import Job
 from precision_lab.sweep.view import View
 from precision_lab.terminal import CHECKED
@@ -500,7 +500,7 @@ def test_each_of_several_gpus_is_a_place(monkeypatch, visible, gpus, places):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert slots(gpus) == [{"CUDA_VISIBLE_DEVICES": one} if one else {} for one in places]
+    assert places_for(gpus) == [{"CUDA_VISIBLE_DEVICES": one} if one else {} for one in places]
 
 
 # --- what a job is given ---------------------------------------------------------------------

@@ -298,6 +298,17 @@ def _check_keys(node: DictConfig, schema: type, prefix: str = "") -> None:
             _check_keys(node[key], types[key], f"{prefix}{key}.")
 
 
+def as_values(value: Any) -> Any:
+    """Plain dicts, lists and scalars of a typed config; enums as their names."""
+    if is_dataclass(value):
+        return {f.name: as_values(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, dict):
+        return {str(key): as_values(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [as_values(item) for item in value]
+    return value.name if isinstance(value, Enum) else value
+
+
 def compose(overrides: list[str]) -> Config:
     """The typed config that `python train.py <overrides>` would run with (for scripts and tests)."""
     register()

@@ -13,7 +13,7 @@ import torch
 from precision_lab import config, hardware
 
 
-def environment(device: torch.device) -> dict[str, Any]:
+def environment_of(device: torch.device) -> dict[str, Any]:
     """What environment.json says of machine, process and code.
 
     The fingerprint decides which times may be put in one ratio.

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from precision_lab import identity
-from precision_lab.config import Config, Rerun, sweep_name
+from precision_lab.config import Config, Rerun, as_values, sweep_name
 from precision_lab.errors import InputError
 from precision_lab.redaction import redact, secrets_in
 
@@ -50,7 +50,7 @@ def open_log(folder: Path) -> TextIO:
 
 def sweep_folder(asked: Config) -> Path:
     """`sweeps/<name>`: the jobs of one experiment, whenever they ran. A secret in the name is no part of it."""
-    name = redact(asked.name, secrets_in({}, identity.as_values(asked)))
+    name = redact(asked.name, secrets_in({}, as_values(asked)))
     return outputs(asked) / "sweeps" / sweep_name(name)
 
 

@@ -10,26 +10,14 @@ import json
 import os
 import re
 from dataclasses import fields, is_dataclass
-from enum import Enum
 from typing import Any
 
 from precision_lab import open_sets
-from precision_lab.config import Config, PrecisionConfig, load_precision
+from precision_lab.config import Config, PrecisionConfig, as_values, load_precision
 from precision_lab.open_sets import label
 from precision_lab.redaction import redact, secrets_in
 
 PLACE_ARGUMENTS = frozenset({"root", "path", "download"})
-
-
-def as_values(value: Any) -> Any:
-    """Plain dicts, lists and scalars of a typed config; enums as their names."""
-    if is_dataclass(value):
-        return {f.name: as_values(getattr(value, f.name)) for f in fields(value)}
-    if isinstance(value, dict):
-        return {str(key): as_values(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [as_values(item) for item in value]
-    return value.name if isinstance(value, Enum) else value
 
 
 def counted(values: dict[str, Any], schema: type = Config) -> dict[str, Any]:
@@ -84,6 +72,6 @@ def arm_label(precision: PrecisionConfig) -> str:
 
 def slug(config: Config, device: str) -> str:
     """The run folder's readable name; the run signature at its end makes it unique by content."""
-    parts = [label(config.model), label(config.dataset), config.precision.name, f"s{config.seed}", device]
+    parts = [label(config.model), label(config.dataset), config.precision.name.lower(), f"s{config.seed}", device]
     parts = redact(parts, secrets_in(os.environ, as_values(config)))
     return "_".join(re.sub(r"[^a-z0-9.-]+", "-", part)[:40] for part in parts) + f"_{run_signature(config)}"

@@ -22,8 +22,8 @@ from precision_lab.assemble import (
     validation_batches,
 )
 from precision_lab.batches import TrainBatches
-from precision_lab.config import Config
-from precision_lab.environment import environment
+from precision_lab.config import Config, as_values
+from precision_lab.environment import environment_of
 from precision_lab.errors import InputError
 from precision_lab.inspection import measure_memory
 from precision_lab.meter import Meter
@@ -53,13 +53,13 @@ def run(asked: Config, sweep: bool = False) -> int:
     if asked.check:
         print(*resolved.notes, *parts[0].notes, f"{_title(asked)}: {CHECKED}", sep="\n")
         return 0
-    surroundings = environment(device) | {"support": resolved.support}
-    secrets = secrets_in(os.environ, identity.as_values(asked), sys.argv)
+    environment = environment_of(device) | {"support": resolved.support}
+    secrets = secrets_in(os.environ, as_values(asked), sys.argv)
     with Stops() as stops:
         if sweep:
             folder = folders.job_folder(asked, device.type)
             try:
-                log_file, status = folders.claim(folder, asked.rerun, surroundings["fingerprint"])
+                log_file, status = folders.claim(folder, asked.rerun, environment["fingerprint"])
             except folders.Busy:
                 print(f"{_title(asked)}: being run by another process -> {folder}")
                 return 0
@@ -72,7 +72,7 @@ def run(asked: Config, sweep: bool = False) -> int:
         recorder = Recorder(folder, secrets)
         recorder.status("running")
         with log_file, _logging_to(log_file, secrets):
-            return _Run(resolved, parts, recorder, surroundings, secrets, stops).to_the_end()
+            return _Run(resolved, parts, recorder, environment, secrets, stops).to_the_end()
 
 
 _a_job_ran = False
@@ -104,12 +104,12 @@ class _Run:
         resolved: Resolved,
         parts: Parts | None,
         recorder: Recorder,
-        surroundings: dict[str, Any],
+        environment: dict[str, Any],
         secrets: list[str],
         stops: Stops,
     ):
         self.resolved, self.parts, self.asked = resolved, parts, resolved.asked
-        self.recorder, self.environment, self.secrets, self.stops = recorder, surroundings, secrets, stops
+        self.recorder, self.environment, self.secrets, self.stops = recorder, environment, secrets, stops
         self.progress = Progress()
         self.final: dict[str, float | None] = {}
         self.best: dict[str, float | None] = {}
@@ -143,7 +143,7 @@ class _Run:
         return code
 
     def _begin(self) -> None:
-        self.recorder.config(identity.as_values(self.asked))
+        self.recorder.config(as_values(self.asked))
         self.recorder.environment(self.environment)
         for note in self.resolved.notes:
             log.info(note)
@@ -249,7 +249,7 @@ class _Run:
             hashes=self.hashes,
             **{key: self.environment[key] for key in ("fingerprint", "support", "host", "versions", "git")},
             finished=time.time(),
-            config=identity.as_values(asked),
+            config=as_values(asked),
         )
         self.recorder.status(status, reason=reason, step=progress.step)
         shown = f"{reason.rstrip('.')}; see {self.recorder.folder / 'train.log'}" if status == "failed" else reason
@@ -335,4 +335,4 @@ def _mirror_config(asked: Config, environment: dict[str, Any]) -> dict[str, Any]
         "torch_version": environment["versions"]["torch"],
         "git_sha": environment["git"]["sha"],
     }
-    return flat | {"config": identity.as_values(asked)}
+    return flat | {"config": as_values(asked)}

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _orphaned = threading.Event()
 
 
@@ -14,7 +15,7 @@ _orphaned = threading.Event()
 def handled_by(handler: Callable[[int, Any], None]) -> Iterator[None]:
     """SIGINT, SIGTERM and SIGHUP go to `handler`, but for those that are ignored: nohup means it."""
     before = {}
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in STOP_SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:
             before[number] = signal.signal(number, handler)
     try:
@@ -69,7 +70,7 @@ class Stops:
         self._held = True
 
 
-def stop_with(pipe: int) -> None:
+def stop_when_closed(pipe: int) -> None:
     """Stop this process, as SIGTERM would, once nobody holds the other end of the file descriptor `pipe`."""
 
     def wait() -> None:

@@ -8,11 +8,10 @@ import sys
 from dataclasses import dataclass
 from typing import TextIO
 
-from precision_lab.config import Config
+from precision_lab.config import Config, as_values
 from precision_lab.entry import exit_code
-from precision_lab.identity import as_values
 from precision_lab.redaction import redact, secrets_in
-from precision_lab.stops import stop_with
+from precision_lab.stops import STOP_SIGNALS, stop_when_closed
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,7 @@ def main() -> None:
         return run(order.asked, sweep=True)
 
     code = exit_code(run_it)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # all is written: a second one changes nothing
+    for number in STOP_SIGNALS:  # all is written: a second one changes nothing
         signal.signal(number, signal.SIG_IGN)
     sys.exit(code)
 
@@ -65,4 +64,4 @@ def _follow_the_sweep() -> None:
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)  # a prompt gets no answer instead of the pipe
     os.close(nothing)
-    stop_with(pipe)
+    stop_when_closed(pipe)

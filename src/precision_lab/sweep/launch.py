@@ -12,7 +12,7 @@ from contextlib import suppress
 
 from precision_lab import folders
 from precision_lab.config import ROOT, OnError, Rerun
-from precision_lab.stops import handled_by
+from precision_lab.stops import STOP_SIGNALS, handled_by
 from precision_lab.sweep.child import Order
 from precision_lab.sweep.plan import Job
 from precision_lab.sweep.view import View
@@ -23,7 +23,7 @@ POLL_S = 0.1
 PATIENCE_S = 60  # that a job gets to end after a signal, before it is killed
 
 
-def slots(gpus: tuple[int, ...]) -> list[dict[str, str]]:
+def places_for(gpus: tuple[int, ...]) -> list[dict[str, str]]:
     """The environments that jobs run in at the same time: one for each GPU of several, else one."""
     if len(gpus) < 2:
         return [{}]
@@ -141,7 +141,7 @@ class _Running:
             if status == "running":
                 job.status, job.reason = "elsewhere", reason or "another process is running it"
             job.before = status != "running"
-        elif self._stopped or code in (130, 143, -signal.SIGINT, -signal.SIGTERM, -signal.SIGHUP):
+        elif self._stopped or code in (130, 143, *(-number for number in STOP_SIGNALS)):
             job.status = "interrupted"
         elif code == 0 or (own and code > 0):
             job.status, job.reason = "failed", f"ended with exit code {code} and without a result"

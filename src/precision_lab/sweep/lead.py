@@ -5,12 +5,11 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from precision_lab.config import ROOT, Config
+from precision_lab.config import ROOT, Config, as_values
 from precision_lab.errors import InputError
 from precision_lab.folders import sweep_folder
-from precision_lab.identity import as_values
 from precision_lab.redaction import secrets_in
-from precision_lab.sweep.launch import run_jobs, slots
+from precision_lab.sweep.launch import places_for, run_jobs
 from precision_lab.sweep.plan import Job, in_turn, settle, titles
 from precision_lab.sweep.survey import survey
 from precision_lab.sweep.view import View
@@ -32,7 +31,7 @@ def lead(composed: list[tuple[Config, list[str]]], write_command: Callable[[Path
     answers = survey([job.asked for job in jobs])
     notes = settle(jobs, answers)
     jobs = in_turn(jobs)
-    places = slots(next((answer.gpus for answer in answers if answer.gpus), ()))
+    places = places_for(next((answer.gpus for answer in answers if answer.gpus), ()))
     view = View(jobs, secrets, len(places))
     if jobs[0].asked.check:
         with tempfile.TemporaryDirectory() as elsewhere:  # a check leaves nothing
