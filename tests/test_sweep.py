@@ -130,7 +130,7 @@ def test_what_the_terminal_shows(nine):
         [sys.executable, *lines[-1].split()[2:]], cwd=ROOT, capture_output=True, text=True, timeout=60
     )
     assert [line.split()[:3] for line in shown.stdout.splitlines() if " completed " in line] == [
-        [arm, "3", "completed"] for arm in ("bf16", "fp16", "fp32")
+        [arm, "3", "completed"] for arm in ("fp32", "bf16", "fp16")
     ]
 
 
