@@ -441,6 +441,11 @@ def test_a_refused_value(words, sentence):
     assert str(caught.value) == sentence
 
 
+def test_a_class_of_the_user_s_may_take_a_pair_where_ours_take_a_number():
+    asked = compose(["model=custom", "model._target_=mine.Net", "+model.image_size=[32,48]"])
+    assert asked.model["image_size"] == [32, 48]
+
+
 @pytest.mark.parametrize(
     "words",
     ["seed=0", "seed=4294967295", "trainer.steps=1", "meter.warmup_steps=0", "optimizer.weight_decay=0"],

@@ -130,7 +130,8 @@ def test_targets_and_files_that_the_text_names_exist():
 def test_keys_that_the_text_names_exist():
     asked = identity.as_values(config.compose([]))
     for page, text in TEXT.items():
-        for group, key in re.findall(r"`(trainer|precision|meter|probe|device|wandb|paths)\.(?!py`)([a-z_0-9]+)[`=]", text):
+        pattern = r"`(trainer|precision|meter|probe|device|wandb|paths)\.(?!py`)([a-z_0-9]+)[`=]"
+        for group, key in re.findall(pattern, text):
             assert key in asked[group], (page, group, key)
 
 
