@@ -31,37 +31,37 @@ def main(words: list[str]) -> int:
     parser.add_argument("--into", type=Path, metavar="DIR", help="where the files go (default: DIR, or what all share)")
     asked = parser.parse_args(words)
     folders = asked.folders or [ROOT / "outputs"]
-    into = asked.into or (folders[0] if len(folders) == 1 else Path(os.path.commonpath(map(os.path.abspath, folders))))
-    return exit_code(lambda: report(folders, asked.reference, asked.where, asked.sort, into))
+    return exit_code(lambda: report(folders, asked.reference, asked.where, asked.sort, asked.into or shared(folders)))
+
+
+def shared(folders: list[Path]) -> Path:
+    """The folder that holds them all."""
+    into = folders[0] if len(folders) == 1 else Path(os.path.commonpath(map(os.path.abspath, folders)))
+    if into == Path(into.anchor):
+        raise InputError(f"{', '.join(map(str, folders))} share no folder but {into}; name one with --into.")
+    return into
 
 
 def report(folders: list[Path], reference: str, where: list[str], sort: str | None, into: Path) -> int:
-    console = Console(highlight=False)
     found = read(folders, where)
     comparisons = compare(found, reference, sort)
-    if not comparisons:
-        for line in render.skipped_lines(found):
-            console.print(line, style="yellow", markup=False)
-        if where:
-            raise InputError(f"No run fits all of {' and '.join(where)}.")
-        raise InputError(f"There is no result in {', '.join(map(str, folders))}; train something first.")
-    arms = sorted({row.arm for one in comparisons for row in one.rows})
-    if reference != "fp32" and reference not in arms:
-        raise InputError(f"--reference {reference} is no arm of these runs; they have {', '.join(arms)}.")
-    render.show(comparisons, found, console)
     written = {
         "comparison.md": render.markdown(comparisons, found),
         "comparison.csv": render.as_csv(comparisons),
         "comparison.json": render.as_json(comparisons, found),
     }
     try:
+        into.mkdir(parents=True, exist_ok=True)
         for name, text in written.items():
             write_whole(into / name, text)
     except OSError as error:
         raise InputError(f"{into} cannot be written to ({error.strerror}); name a folder with --into.") from error
+    console = Console(highlight=False)
+    render.show(comparisons, found, console)
     console.print(f"written: {into}/comparison.md, .csv, .json", markup=False, soft_wrap=True)
     return 0
 
 
 if __name__ == "__main__":
+    sys.stdout.reconfigure(errors="backslashreplace")  # a folder's name may hold what the terminal's encoding does not
     sys.exit(main(sys.argv[1:]))

@@ -154,6 +154,19 @@ def test_a_crash_while_writing_shows_no_half_file(tmp_path, monkeypatch):
     assert [p.name for p in tmp_path.glob("*.json")] == []  # nor under a name that a reader would take
 
 
+def test_a_file_that_cannot_be_written_leaves_nothing_behind(tmp_path, monkeypatch):
+    write_whole(tmp_path / "a", "half of a character: \ud800")
+    assert (tmp_path / "a").read_text() == "half of a character: \\ud800"
+
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_whole(tmp_path / "a", "new")
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
 def test_the_file_is_complete_before_it_has_its_name(tmp_path, monkeypatch):
     seen = []
     monkeypatch.setattr(

@@ -221,6 +221,39 @@ def test_an_arm_without_the_figure_stands_last(tmp_path, sort):
     ] in ("fp32", "fp16")
 
 
+def test_figures_that_lie_far_apart_have_an_interval_all_the_same(tmp_path):
+    made = [result(arm, seed, step_ms_p50=ms) for arm, seed, ms in (("fp32", 0, 1.0), ("fp32", 1, 1e60))]
+    made += [result("bf16", seed, step_ms_p50=ms) for seed, ms in ((0, 1e-90), (1, 1.0))]
+    speed = row(of(tmp_path, made)[0], "bf16").against["speed_ratio"]
+    assert (speed.pairs, speed.low < speed.mean < speed.high) == (2, True)
+
+
+def test_the_newest_run_speaks_for_the_machine_whatever_its_arm(tmp_path):
+    made = [
+        result("bf16", finished=9.0, versions={"torch": "2.14"}),
+        result("fp32", finished=5.0, versions={"torch": "2.11"}),
+    ]
+    for reference in ("fp32", "bf16"):
+        assert of(tmp_path / reference, made, reference=reference)[0].newest.versions["torch"] == "2.14"
+
+
+def test_two_arms_of_one_label_of_which_one_has_a_key_more(tmp_path):
+    more = result("fp16", 1)
+    more["config"]["precision"]["new_key"] = 5
+    assert sorted(arms(of(tmp_path, [result("fp16"), more])[0])) == ["fp16[new_key=5]", "fp16[new_key=None]"]
+
+
+def test_without_a_result_or_with_a_reference_that_no_run_has_there_is_nothing_to_compare(tmp_path):
+    with pytest.raises(InputError, match=r"There is no result in .*; train something first\."):
+        compare(read([tmp_path]))
+    (tmp_path / "0").mkdir()
+    (tmp_path / "0" / "result.json").touch()
+    with pytest.raises(InputError, match=r"There is no result in .* \(1 left out, .*0: result.json is empty\); train"):
+        compare(read([tmp_path]))
+    with pytest.raises(InputError, match="--reference fp8 is no arm of these runs; they have fp32"):
+        of(tmp_path / "more", [result()], reference="fp8")
+
+
 def test_a_column_that_is_none_is_refused(tmp_path):
     with pytest.raises(InputError, match="--sort speed is no column; valid are step_ms, samples_per_s, speed_ratio"):
         of(tmp_path, [result()], sort="speed")

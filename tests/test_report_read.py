@@ -3,6 +3,7 @@
 import builtins
 import json
 import os
+from pathlib import Path
 
 import pytest
 
@@ -55,6 +56,8 @@ def test_what_lies_below_a_run_and_in_wandb_s_folders_is_no_run(tmp_path):
         ('{"schema": 7, "arms": {}}', "written by a newer version (schema 7; this one reads up to 1)"),
         (json.dumps(result(step_ms_p50=float("nan"))), "result.json is damaged: no JSON"),
         (json.dumps(result()).replace("32000.0", "1e999"), "result.json is damaged: it holds values of a wrong type"),
+        (json.dumps(result(samples_per_s=10**400)), "result.json is damaged: it holds values of a wrong type"),
+        (json.dumps(result(samples_per_s=1e300)), "result.json is damaged: it holds values of a wrong type"),
     ],
 )  # fmt: skip
 def test_a_result_that_is_no_use_is_named_and_the_others_are_read(tmp_path, text, reason):
@@ -115,6 +118,31 @@ def test_a_running_job_a_folder_without_rights_and_a_result_that_is_a_folder_are
         "running": "no result yet: still running, or killed",
         "unreadable": "result.json cannot be read (Permission denied)",
     }
+
+
+@pytest.mark.parametrize("value", [[], {}, 5])
+def test_an_arm_of_a_wrong_shape_is_named(tmp_path, value):
+    made = result()
+    made["config"]["precision"]["autocast_dtype"] = value
+    put(tmp_path / "bad", made)
+    assert reasons(read([tmp_path])) == {"bad": "result.json is damaged: it holds values of a wrong type"}
+
+
+def test_odd_characters_of_names_and_folders_are_made_fit_to_be_written(tmp_path):
+    folder = os.fsdecode(os.fsencode(tmp_path) + b"/\xff")
+    made = result("fp16") | {"arm": "fp16\ud800\n[x]"}
+    made["config"]["name"] = "a\x1b[31m\u2028b"
+    put(Path(folder), made)
+    (run,) = read([tmp_path]).runs
+    assert (run.arm, run.name) == ("fp16\\ud800 [x]", "a [31m b")
+    assert run.folder.endswith("/\\udcff")
+
+
+def test_a_run_without_a_name_is_called_by_its_model_and_data(tmp_path):
+    made = result()
+    made["config"]["name"] = None
+    put(tmp_path / "0", made)
+    assert read([tmp_path]).runs[0].name == "mlp on digits"
 
 
 def test_nothing_but_results_is_opened(tmp_path, monkeypatch):
@@ -183,6 +211,12 @@ def test_a_condition_that_cannot_fit_is_refused(three, where, sentence):
     assert str(refused.value) == sentence
 
 
-def test_a_folder_that_is_none_is_refused(tmp_path):
+@pytest.mark.parametrize("name", ["missing", "n" * 300])
+def test_a_folder_that_is_none_is_refused(tmp_path, name):
     with pytest.raises(InputError, match="not a folder; name one that holds runs"):
-        read([tmp_path / "missing"])
+        read([tmp_path / name])
+
+
+def test_conditions_that_fit_no_run_together_are_refused(three):
+    with pytest.raises(InputError, match=r"No run fits all of seed=0 and model=cnn\."):
+        read([three], ["seed=0", "model=cnn"])

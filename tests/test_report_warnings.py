@@ -45,7 +45,7 @@ CASES = {
         "another with --reference: bf16.",
     ),
     "one_seed": (lambda: sound() + [result("fp16", 0, H100)], "One completed run only, so no spread: fp16."),
-    "few_pairs": (lambda: [one for one in sound() if one["seed"] < 3], "A loss difference over 3 pairs of seeds"),
+    "few_pairs": (lambda: [one for one in sound() if one["seed"] < 3], "decide nothing on the loss: bf16 3."),
     "not_completed": (
         lambda: changed(sound(), last, status="diverged") + [result("bf16", 7, H100, status="failed")],
         "Not every run completed: bf16 1 diverged and 1 failed of 7.",
@@ -116,6 +116,12 @@ def test_a_warning_is_given_when_it_applies_and_says_of_whom(tmp_path, code):
         "not_completed": {"unequal_seeds", "few_pairs"},
     }
     assert set(given) - {"timed_in_turn", code} <= along.get(code, set())
+
+
+@pytest.mark.parametrize(("seeds", "pairs"), [((1, 2), 1), ((2, 3), 0)])
+def test_seeds_that_are_hardly_shared_are_warned_of(tmp_path, seeds, pairs):
+    made = [result("fp32", seed, H100) for seed in (0, 1)] + [result("bf16", seed, H100) for seed in seeds]
+    assert f"decide nothing on the loss: bf16 {pairs}." in told(tmp_path, made)["few_pairs"]
 
 
 def test_six_sound_pairs_carry_the_one_warning_of_runs_timed_in_turn(tmp_path):

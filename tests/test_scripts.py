@@ -3,8 +3,10 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -22,7 +24,7 @@ def run(script: str, *words: str, columns: int = 80) -> subprocess.CompletedProc
 
 def test_the_demo_sweeps_compares_and_says_it_in_sentences_and_runs_nothing_twice(tmp_path):
     words = ["experiment=smoke", "precision=fp32,bf16", "seed=0,1", "trainer.steps=40", "model.hidden=[256,256]"]
-    words += [f"paths.outputs={tmp_path}", "name=night shift"]
+    words += [f"paths.outputs={tmp_path}", "++name=night shift"]
     first = run("demo.py", *words)
     assert first.returncode == 0, first.stderr
     sweep = tmp_path / "sweeps" / "night-shift"
@@ -53,6 +55,7 @@ def test_the_demo_sweeps_compares_and_says_it_in_sentences_and_runs_nothing_twic
         (["precision=tf32", "device=cpu"], "precision=tf32 needs tf32"),
         (["experiment=none"], "experiment=none does not exist"),
         (["trainer.stepz=5"], "trainer.stepz is not a known key"),
+        (["--help"], "--help is no override; the demo takes those of train.py, such as seed=0 or name=mine."),
     ],
 )
 def test_the_demo_passes_a_refusal_on(tmp_path, words, sentence):
@@ -61,6 +64,36 @@ def test_the_demo_passes_a_refusal_on(tmp_path, words, sentence):
     assert sentence in done.stderr
     assert "Traceback" not in done.stderr
     assert not list(tmp_path.iterdir())
+
+
+def test_a_demo_of_which_a_job_fails_compares_the_others_and_a_check_compares_nothing(tmp_path):
+    words = ["experiment=smoke", "precision=fp32", "seed=0", f"paths.outputs={tmp_path}"]
+    checked = run("demo.py", *words, "check=true")
+    assert (checked.returncode, "1 checked" in checked.stdout) == (0, True)
+    done = run("demo.py", *words[:2], "seed=0,1", words[3], "trainer.steps=12", "trainer.batch_size=64,100000")
+    assert done.returncode == 1
+    assert re.search(r"^fp32 +2 completed", done.stdout, re.MULTILINE)
+    assert re.search(r"^fp32 +2 failed", done.stdout, re.MULTILINE)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_to_the_demo_ends_the_sweep_which_says_what_is_left(tmp_path, number, code):
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "WANDB_MODE": "disabled", "OMP_NUM_THREADS": "1"}
+    words = ["experiment=smoke", "precision=fp32,bf16", "trainer.steps=100000", f"paths.outputs={tmp_path}"]
+    process = subprocess.Popen(
+        [sys.executable, str(ROOT / "scripts" / "demo.py"), *words],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True,
+    )  # fmt: skip
+    deadline = time.monotonic() + 120
+    while not list(tmp_path.glob("sweeps/smoke/*/metrics.jsonl")) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == code
+    assert "6 of 6 jobs are left; the same command runs them." in out
+    assert "Traceback" not in err
+    (status,) = tmp_path.glob("sweeps/smoke/*/status.json")
+    assert json.loads(status.read_text())["status"] == "interrupted"
 
 
 @pytest.mark.parametrize("by", ["operation", "module"])

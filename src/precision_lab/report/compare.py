@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from precision_lab.errors import InputError
+from precision_lab.recorder import STATUSES
 from precision_lab.report.read import Found, Run
 
 # What is read from a run's summary.
@@ -36,14 +37,18 @@ _OF_DIVERGED_TOO = ("skipped_steps", "loss_scale")
 
 
 def _ratio(arm: float, reference: float) -> float | None:
-    return math.log(arm / reference) if arm > 0 and reference > 0 else None
+    return math.log(arm) - math.log(reference) if arm > 0 and reference > 0 else None
+
+
+def _exp(value: float) -> float:
+    return math.exp(min(value, 700.0))  # the end of an interval may lie beyond the largest float
 
 
 # What is formed with the reference arm: from which figure, how for one seed, and what undoes the logarithm.
 AGAINST: dict[str, tuple[str, Callable[[float, float], float | None], Callable[[float], float]]] = {
-    "speed_ratio": ("step_ms", lambda arm, reference: _ratio(reference, arm), math.exp),
-    "peak_ratio": ("peak_allocated_gib", _ratio, math.exp),
-    "saved_ratio": ("saved_activations_mib", _ratio, math.exp),
+    "speed_ratio": ("step_ms", lambda arm, reference: _ratio(reference, arm), _exp),
+    "peak_ratio": ("peak_allocated_gib", _ratio, _exp),
+    "saved_ratio": ("saved_activations_mib", _ratio, _exp),
     "loss_difference": ("val_loss_fp32", lambda arm, reference: arm - reference, float),
 }
 # The order of rows: a column of FIGURES or AGAINST, with the better first.
@@ -91,7 +96,8 @@ class Row:
     def statuses(self) -> Counter[str]:
         """How many runs ended how; a completed run that a newer one stands for is left out."""
         superseded = {id(run) for run in self.superseded}
-        return Counter(run.status for run in self.runs if id(run) not in superseded)
+        counts = Counter(run.status for run in self.runs if id(run) not in superseded)
+        return Counter({status: counts[status] for status in STATUSES if counts[status]})
 
     @property
     def superseded(self) -> list[Run]:
@@ -119,6 +125,11 @@ class Comparison:
         return [run for row in self.rows for run in row.runs]
 
     @property
+    def newest(self) -> Run:
+        """The run that finished last, of whatever arm."""
+        return max(self.runs, key=lambda run: run.finished)
+
+    @property
     def reference(self) -> Row | None:
         """The reference arm's row; None where it is absent, or has no completed run."""
         return next((row for row in self.rows if row.is_reference), None)
@@ -130,7 +141,15 @@ class Comparison:
 
 
 def compare(found: Found, reference: str = "fp32", sort: str | None = None) -> list[Comparison]:
-    """The comparisons in `found`, neighbours alike. InputError for a column there is none of."""
+    """The comparisons in `found`, neighbours alike.
+
+    InputError where there is no run, or none of the reference arm named, and for a column that is none.
+    """
+    if not found.runs:
+        left_out = f" ({len(found.skipped)} left out, {': '.join(found.skipped[0])})" if found.skipped else ""
+        raise InputError(
+            f"There is no result in {', '.join(map(str, found.folders))}{left_out}; train something first."
+        )
     if sort is not None and sort not in SORTS:
         raise InputError(f"--sort {sort} is no column; valid are {', '.join(SORTS)}.")
     groups: dict[tuple, list[Run]] = {}
@@ -141,6 +160,9 @@ def compare(found: Found, reference: str = "fp32", sort: str | None = None) -> l
         _compare_one(runs, data, found.configs[signature], reference, sort)
         for (signature, data, _), runs in groups.items()
     ]
+    arms = sorted({row.arm for one in made for row in one.rows})
+    if reference != "fp32" and reference not in arms:
+        raise InputError(f"--reference {reference} is no arm of these runs; they have {', '.join(arms)}.")
     made.sort(key=lambda one: (one.name, one.experiment, one.data or "", _order(one.fingerprint)))
     for before, here in zip(made, made[1:], strict=False):
         here.differs = _differences(before, here)
@@ -183,7 +205,8 @@ def _labels(arms: dict[str, list[Run]]) -> dict[str, str]:
     for label in [label for label, times in Counter(labels.values()).items() if times > 1]:
         same = [precision for precision in labels if labels[precision] == label]
         groups = [json.loads(precision) for precision in same]
-        keys = [key for key in groups[0] if len({json.dumps(group.get(key)) for group in groups}) > 1]
+        all_keys = dict.fromkeys(key for group in groups for key in group)
+        keys = [key for key in all_keys if len({json.dumps(group.get(key)) for group in groups}) > 1]
         for precision, group in zip(same, groups, strict=True):
             labels[precision] = f"{label}[{','.join(f'{key}={group.get(key)}' for key in keys)}]"
     return labels

@@ -6,10 +6,9 @@ into memory.
 
 import difflib
 import json
-import math
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,10 @@ from precision_lab.recorder import SCHEMA_VERSION, STATUSES
 
 # W&B's own folders, which hold no result of ours and may be many.
 _WANDB_RUN = re.compile(r"(offline-)?run-\d{8}_\d{6}-")
-_TELLING = "device model threads count memory_gib capability"  # a fingerprint's keys in the order they are read
+_TELLING = ("device", "model", "threads", "count", "memory_gib", "capability")  # a fingerprint, in reading order
+_TEXTS_OF_AN_ARM = ("name", "autocast_dtype", "param_dtype")
+_TOO_LARGE = 1e100  # for a figure: its sums and ratios would overflow
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
 _NEEDED = {
     "schema": int, "status": str, "arm": str, "seed": int, "experiment_signature": str, "finished": int | float,
     "config": dict, "summary": dict, "hashes": dict, "fingerprint": dict, "support": dict, "versions": dict,
@@ -37,12 +39,12 @@ class Run:
     """What a comparison needs of one run."""
 
     folder: str
-    name: str  # of the experiment, "unnamed" without one
+    name: str  # of the experiment, else of its model and data
     arm: str
     precision: str  # the whole precision group as JSON: the arm's identity
     seed: int
     status: str
-    reason: str | None
+    reason: str
     experiment: str  # signature
     finished: float  # seconds since 1970
     summary: dict[str, float | None]
@@ -58,31 +60,40 @@ class Run:
 class Found:
     """The runs below some folders, the configs of their experiments by signature, and what could not be read."""
 
+    folders: list[Path]  # that were looked through
+    where: list[str]  # the conditions that the runs fit
     runs: list[Run] = field(default_factory=list)
     configs: dict[str, dict[str, Any]] = field(default_factory=dict)  # flat: {"trainer.steps": 200}; identity only
     skipped: list[tuple[str, str]] = field(default_factory=list)  # folder, reason
 
 
-def read(folders: list[Path], where: list[str] = ()) -> Found:
+def read(folders: list[Path], where: Sequence[str] = ()) -> Found:
     """All results below `folders` that fit every `key=value` of `where`; a run reached twice counts once.
 
-    InputError for a folder that is none, a condition that is none, or a key that no run has.
+    InputError for a folder that is none, a condition that is none, a key that no run has, or if no run fits.
     """
     for folder in folders:
-        if not folder.is_dir():
+        if not os.path.isdir(folder):
             raise InputError(f"{folder} is not a folder; name one that holds runs.")
     conditions = [_Condition(text) for text in where]
-    found = Found()
+    found = Found(folders, list(where))
     for folder, problem in _run_folders(folders):
         if not problem:
             result, problem = _load(folder)
         if problem:
-            found.skipped.append((folder, problem))
+            found.skipped.append((plain(folder), problem))
         elif all([condition.fits(result) for condition in conditions]):  # a list: each sees every run
             _take(result, folder, found)
     for condition in conditions:
         condition.check()
+    if not found.runs and any(condition.fitted for condition in conditions):
+        raise InputError(f"No run fits all of {' and '.join(where)}.")
     return found
+
+
+def plain(text: str) -> str:
+    """A user's own text on one line, and fit to be written: no control characters, no half of a character."""
+    return _CONTROL.sub(" ", text).encode(errors="backslashreplace").decode()
 
 
 def _run_folders(folders: list[Path]) -> Iterator[tuple[str, str]]:
@@ -143,6 +154,7 @@ def _problem(result: Any) -> str:
     fit = (
         result["status"] in STATUSES
         and isinstance(config.get("precision"), dict)
+        and all(isinstance(config["precision"].get(key), str | None) for key in _TEXTS_OF_AN_ARM)
         and isinstance(config.get("name"), str | None)
         and isinstance(result.get("reason"), str | None)
         and all(_is_target(config.get(group)) for group in open_sets.NAMES)
@@ -158,25 +170,29 @@ def _is_target(node: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    return value is None or (
-        isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)  # 1e999 is inf
-    )
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return value is None or (number and abs(value) < _TOO_LARGE)
 
 
 def _take(result: dict[str, Any], folder: str, found: Found) -> None:
     signature, config = result["experiment_signature"], result["config"]
     if signature not in found.configs:
         found.configs[signature] = flat(counted(config))
+    name = config["name"] or f"{label(config['model'])} on {label(config['dataset'])}"
+    machine = result["fingerprint"]
+    order = {key: place for place, key in enumerate(_TELLING)}
     found.runs.append(
         Run(
-            folder=folder,
-            name=config["name"] or "unnamed",
+            folder=plain(folder),
+            name=plain(name),
+            arm=plain(result["arm"]),
             precision=json.dumps(config["precision"], sort_keys=True),
             experiment=signature,
-            fingerprint=tuple(sorted(result["fingerprint"].items(), key=lambda item: _TELLING.find(item[0]))),
-            reason=result.get("reason"),
-            **{key: result[key] for key in ("arm", "seed", "status", "finished", "summary", "hashes")},
-            **{key: result[key] for key in ("support", "host", "versions", "git")},
+            fingerprint=tuple(sorted(machine.items(), key=lambda item: (order.get(item[0], len(order)), item[0]))),
+            reason=plain(result.get("reason") or ""),
+            **{key: result[key] for key in ("seed", "status", "finished", "summary", "hashes")},
+            host=plain(result["host"]),
+            **{key: result[key] for key in ("support", "versions", "git")},
         )
     )
 

@@ -11,7 +11,7 @@ from precision_lab.report.compare import Comparison, Estimate, Row
 
 # Below this a step is mostly dispatch and casts, whatever the units do.
 SHORT_STEP_MS = 5
-# An interval of the speed ratio whose ends are further apart than this says nothing.
+# An interval of the speed ratio whose ends are a larger factor apart than this says nothing.
 TOO_WIDE = 4
 _LOW = ("bfloat16", "float16")
 
@@ -48,6 +48,12 @@ def between(estimate: Estimate, form: Callable[[float], str]) -> str:
     return f"{form(estimate.mean)} [{form(estimate.low)}, {form(estimate.high)}]"
 
 
+def unless_exact(estimate: Estimate, form: Callable[[float], str]) -> str:
+    """The same without the interval, where that has the mean's digits: memory seldom varies."""
+    ends = {form(bound) for bound in (estimate.low, estimate.high) if bound is not None}
+    return form(estimate.mean) if ends <= {form(estimate.mean)} else between(estimate, form)
+
+
 def ratio(value: float) -> str:
     """`0.75`; one far from 1 by its magnitude."""
     return f"{value:.2f}" if 0.1 <= value < 100 else f"{value:.2g}"
@@ -69,20 +75,35 @@ def _speed(comparison: Comparison) -> str:
     known, base = _known(comparison.others, "speed_ratio"), comparison.reference
     if not known or not base:
         return ""
-    support = comparison.runs[-1].support
-    place = f"On this {machine(comparison.fingerprint)}, {units(support)}"
-    if any(speed.low is not None and speed.high > TOO_WIDE * speed.low for _, speed in known):
-        return f"{place}, step times changed so much from run to run that nothing can be said of speed."
-    (first, speed), *rest = known
-    told = [f"{first.arm} trained at {between(speed, ratio)} times the speed of {base.arm}"]
-    told += [f"{row.arm} at {between(speed, ratio)}" for row, speed in rest]
-    slower = [row for row, speed in known if speed.mean < 1]
-    step_ms, why = base.figures["step_ms"].median, ""
-    if any(support.get(_dtype(row)) == "emulated" for row in slower):
-        why = ": what a machine has no units for, it converts back and forth"
-    elif slower and step_ms < SHORT_STEP_MS:
-        why = f": in a step of {step_ms:.2g} ms, casts and dispatch may cost more than the units save"
-    return f"{place}, {_joined(told)}{why}."
+    wide = [(row, speed) for row, speed in known if speed.low is not None and speed.high > TOO_WIDE * speed.low]
+    clear = [one for one in known if one not in wide]
+    parts = []
+    if clear:
+        (first, speed), *rest = clear
+        told = [f"{first.arm} trained at {between(speed, ratio)} times the speed of {base.arm}"]
+        told += [f"{row.arm} at {between(speed, ratio)}" for row, speed in rest]
+        parts.append(f"{_joined(told)}{_why_slower(comparison, clear)}")
+    parts += [
+        f"the speed of {row.arm} is not resolved by {speed.pairs} pairs of seeds: {between(speed, ratio)}"
+        for row, speed in wide
+    ]
+    return f"On this {machine(comparison.fingerprint)}, {units(comparison.newest.support)}, {'; '.join(parts)}."
+
+
+def _why_slower(comparison: Comparison, known: list[tuple[Row, Estimate]]) -> str:
+    """The reason for low-precision arms that are slower beyond doubt, as far as the figures tell one."""
+    slower = [
+        row
+        for row, speed in known
+        if (speed.mean if speed.high is None else speed.high) < 1 and _dtype(row) in ("bfloat16", "float16")
+    ]
+    emulated = [row.arm for row in slower if comparison.newest.support.get(_dtype(row)) == "emulated"]
+    if emulated:
+        return f" ({_joined(emulated)}: what a machine has no units for, it converts back and forth)"
+    step_ms = comparison.reference.figures["step_ms"].median
+    if slower and step_ms < SHORT_STEP_MS:
+        return f": in a step of {step_ms:.2g} ms, casts and dispatch may cost more than the units save"
+    return ""
 
 
 def _dtype(row: Row) -> str:
@@ -105,8 +126,8 @@ def _memory(comparison: Comparison) -> str:
 
 def _shares(known: list[tuple[Row, Estimate]], verb: str) -> str:
     (first, share), *rest = known
-    told = [f"{first.arm} {verb} {ratio(share.mean)}"]
-    return _joined(told + [f"{row.arm} {ratio(share.mean)}" for row, share in rest])
+    told = [f"{first.arm} {verb} {unless_exact(share, ratio)}"]
+    return _joined(told + [f"{row.arm} {unless_exact(share, ratio)}" for row, share in rest])
 
 
 def _loss(comparison: Comparison) -> str:
@@ -132,11 +153,11 @@ def _detected(apart: Estimate) -> str:
 
 
 def _ends(rows: list[Row]) -> str:
-    """Runs that diverged or ran out of memory are results, and told with their reason."""
+    """Runs that did not complete, with their reasons: two of the three ways are results as well."""
+    words = {"diverged": "diverged", "out_of_memory": "ran out of memory", "failed": "failed"}
     told = []
     for row in rows:
-        reasons = Counter((run.status, run.reason) for run in row.runs if run.status in ("diverged", "out_of_memory"))
+        reasons = Counter((run.status, run.reason) for run in row.runs if run.status in words)
         for (status, reason), n in reasons.items():
-            words = "diverged" if status == "diverged" else "ran out of memory"
-            told.append(f"{n} of {len(row.runs)} {row.arm} runs {words} ({reason or 'no reason given'})")
+            told.append(f"{n} of {len(row.runs)} {row.arm} runs {words[status]} ({reason or 'no reason given'})")
     return f"{'; '.join(told)}." if told else ""

@@ -1,4 +1,4 @@
-"""A comparison as a terminal shows it, as Markdown, as CSV (a line an arm) and as JSON (everything).
+"""A comparison as a terminal shows it, as Markdown, as CSV (a line an arm) and as JSON (all figures).
 
 Terminal and Markdown show the same tables; GiB = 2^30 and MiB = 2^20 bytes.
 """
@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -17,17 +18,21 @@ from rich.text import Text
 from precision_lab.recorder import STATUSES
 from precision_lab.report.compare import AGAINST, FIGURES, Comparison, Row
 from precision_lab.report.read import Found
-from precision_lab.report.reading import between, difference, machine, ratio, reading
+from precision_lab.report.reading import between, difference, machine, ratio, reading, unless_exact
 from precision_lab.report.warnings import ranges, warnings_of
 
 SCHEMA_VERSION = 1
 LEGEND = (
     "(a to b): smallest and largest of the runs; [a, b]: 95 % interval of the mean over pairs of runs of one seed. "
-    "speed ratio: step time of the reference arm over the arm's. saved: activations kept for backward."
+    "speed ratio: step time of the reference arm over the arm's. saved: activations kept for backward. "
+    "The spread of every figure is in the CSV and JSON."
 )
 # More comparisons than this are left to the files, and more of one kind of anything to the JSON.
 SHOWN = 20
 NAMED = 4
+# On a terminal the longest a label, the runs' statuses or a header may be before it is folded.
+WIDEST = {"first": 40, "runs": 24, "header": 26}
+GAP = 2  # columns of space between two of a table
 Cells = tuple[list[str], list[list[str]]]  # header, rows
 
 
@@ -41,7 +46,7 @@ class Column:
 
 def number(value: float) -> str:
     """Four digits that count: `0.1148`, `42,953`, `65,536`."""
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+    return f"{value:,.0f}" if 1000 <= abs(value) < 1e7 else f"{value:.4g}"
 
 
 def _mean(name: str, scale: float = 1.0) -> Callable[[Row], str]:
@@ -78,8 +83,8 @@ def _against(name: str, form: Callable[[float], str] = ratio, itself: str = "1")
 
 
 def _share(name: str) -> Callable[[Row], str]:
-    """A ratio of memory, which seldom varies; its interval is in the JSON."""
-    return lambda row: ratio(row.against[name].mean) if name in row.against else _against(name)(row)
+    """A ratio of memory, which seldom varies."""
+    return lambda row: unless_exact(row.against[name], ratio) if name in row.against else _against(name)(row)
 
 
 def _pairs(row: Row) -> str:
@@ -124,7 +129,7 @@ def _blocks(comparison: Comparison) -> list[list[Column]]:
             arm,
             Column("val loss in fp32", _mean("val_loss_fp32")),
             Column("sd", _sd),
-            Column(f"minus {comparison.reference_name}'s, by seed", _against("loss_difference", difference, "0")),
+            Column("minus reference, by seed", _against("loss_difference", difference, "0")),
             Column("pairs", _pairs),
             *accuracy,
         ],
@@ -147,7 +152,7 @@ def hardware_label(fingerprint: dict[str, Any]) -> str:
 
 def _subtitle(comparison: Comparison) -> list[str]:
     """On what and how it was run, and why it is no part of the table above."""
-    config, last = comparison.config, comparison.runs[-1]
+    config, last = comparison.config, comparison.newest
     able = ", ".join(f"{name} {word}" for name, word in last.support.items() if name != "float32")
     steps, epochs = (config.get(f"trainer.{unit}") for unit in ("steps", "epochs"))
     length = f"{steps} steps" if steps else f"{epochs} epoch{'s' if epochs != 1 else ''}"
@@ -180,35 +185,42 @@ def across(comparisons: list[Comparison]) -> list[list[Comparison]]:
     return [group for group in groups.values() if len(group) > 1]
 
 
-def _across_blocks(group: list[Comparison], arms_a_table: int) -> Iterator[tuple[str, Cells]]:
-    """(what the cells say, hardware x arm), `arms_a_table` at a time."""
+def _across_blocks(group: list[Comparison]) -> Iterator[tuple[str, Cells]]:
+    """(what the cells say, hardware x arm)."""
     reference = group[0].reference_name
     blocks: dict[str, Callable[[Row], str]] = {
         f"ms a step (speed ratio to {reference} on the same hardware)": _both("step_ms", "speed_ratio"),
         f"saved activations in MiB (ratio to {reference})": _both("saved_activations_mib", "saved_ratio"),
-        "validation loss in fp32": _mean("val_loss_fp32"),
+        "validation loss in fp32 (sd)": _loss,
     }
     arms = list(dict.fromkeys(row.arm for one in group for row in one.rows))
     for caption, cell in blocks.items():
-        for start in range(0, len(arms), arms_a_table):
-            chosen = arms[start : start + arms_a_table]
-            lines = []
-            for one in group:
-                row_of = {row.arm: row for row in one.rows}
-                cells = [cell(row_of[arm]) if arm in row_of else "-" for arm in chosen]
-                lines.append([hardware_label(one.fingerprint), *cells])
-            yield caption, (["hardware", *chosen], lines)
+        lines = []
+        for one in group:
+            row_of = {row.arm: row for row in one.rows}
+            cells = [cell(row_of[arm]) if arm in row_of else "-" for arm in arms]
+            lines.append([hardware_label(one.fingerprint), *cells])
+        yield f"{caption}, runs as above", (["hardware", *arms], lines)
 
 
 def _both(figure: str, name: str) -> Callable[[Row], str]:
     def cell(row: Row) -> str:
         value = number(row.figures[figure].median) if figure in row.figures else "-"
-        return f"{value} ({ratio(row.against[name].mean)})" if name in row.against else value
+        return f"{value} ({unless_exact(row.against[name], ratio)})" if name in row.against else value
 
     return cell
 
 
+def _loss(row: Row) -> str:
+    sd = _sd(row)
+    return _mean("val_loss_fp32")(row) + (f" ({sd})" if sd != "-" else "")
+
+
 # --- what was left out -------------------------------------------------------------------------------------------
+
+
+def _only(found: Found) -> list[str]:
+    return [f"only runs with {' and '.join(found.where)}"] if found.where else []
 
 
 def skipped_lines(found: Found) -> list[str]:
@@ -228,43 +240,67 @@ def skipped_lines(found: Found) -> list[str]:
 
 def show(comparisons: list[Comparison], found: Found, console: Console) -> None:
     """Print all to a terminal; at most SHOWN comparisons."""
+    for line in _only(found):
+        console.print(Text(f"{line}\n"))
     for comparison in comparisons[:SHOWN]:
         console.print(Text(_title(comparison), style="bold"))
         for line in _subtitle(comparison):
             console.print(Text(line))
         for columns in _blocks(comparison):
-            console.print()
-            console.print(_rich(_cells(columns, comparison.rows)))
-        console.print()
-        for sentence in reading(comparison):
-            console.print(Text(sentence))
-        console.print()
-        for _, text in warnings_of(comparison):
-            console.print(Text(f"! {text}", style="yellow"))
+            _print_tables(_cells(columns, comparison.rows), console)
+        cautions = [f"! {text}" for _, text in warnings_of(comparison)]
+        for lines, style in ((reading(comparison), ""), (cautions, "yellow")):
+            if lines:
+                console.print(Text("\n" + "\n".join(lines), style=style))
         console.print()
     if (more := len(comparisons) - SHOWN) > 0:
         console.print(Text(f"{more} more comparisons are in the files; --where chooses among all.\n", style="yellow"))
     for group in across(comparisons)[:SHOWN]:
         console.print(Text(f"{_title(group[0])} across hardware", style="bold"))
-        for caption, cells in _across_blocks(group, max(1, (console.width - 28) // 16)):
-            console.print()
-            console.print(Text(caption))
-            console.print(_rich(cells))
+        for caption, cells in _across_blocks(group):
+            console.print(Text(f"\n{caption}"))
+            _print_tables(cells, console)
         console.print()
     for line in skipped_lines(found):
         console.print(Text(line, style="yellow"))
     console.print(Text(LEGEND, style="dim"))
 
 
-def _rich(cells: Cells) -> Table:
+def _print_tables(cells: Cells, console: Console) -> None:
+    """One table, or several that each begin with the first column, where one is too wide: no figure is ever cut."""
     header, rows = cells
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for place, name in enumerate(header):
-        text = place == 0 or name == "runs"
-        table.add_column(Text(name), justify="left" if text else "right", overflow="fold", no_wrap=not text)
+    widths = [_width(place, name, [row[place] for row in rows]) for place, name in enumerate(header)]
+    widths[0] = min(widths[0], max(8, console.width - GAP - max(widths[1:])))  # each column fits beside the first
+    parts = [[0]]
+    for place in range(1, len(header)):
+        if len(parts[-1]) > 1 and sum(widths[n] + GAP for n in [*parts[-1], place]) - GAP > console.width:
+            parts.append([0])
+        parts[-1].append(place)
+    for chosen in parts:
+        console.print()
+        console.print(_rich(cells, widths, chosen))
+
+
+def _width(place: int, header: str, cells: list[str]) -> int:
+    longest = max(map(cell_len, cells), default=0)
+    if _is_text(place, header):
+        return max(len(header), min(longest, WIDEST["runs" if place else "first"]))
+    return max(longest, min(cell_len(header), WIDEST["header"]))
+
+
+def _rich(cells: Cells, widths: list[int], chosen: list[int]) -> Table:
+    header, rows = cells
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, GAP, 0, 0))
+    for n in chosen:
+        justify = "left" if _is_text(n, header[n]) else "right"
+        table.add_column(Text(header[n]), justify=justify, overflow="fold", width=widths[n])
     for row in rows:
-        table.add_row(*map(Text, row))
+        table.add_row(*(Text(row[n]) for n in chosen))
     return table
+
+
+def _is_text(place: int, header: str) -> bool:
+    return place == 0 or header == "runs"
 
 
 # --- files -----------------------------------------------------------------------------------------------------
@@ -272,7 +308,7 @@ def _rich(cells: Cells) -> Table:
 
 def markdown(comparisons: list[Comparison], found: Found) -> str:
     """The same tables and sentences, all of them, for a page or a pull request."""
-    parts = []
+    parts = _only(found)
     for comparison in comparisons:
         parts += [f"## {_escape(_title(comparison))}", *map(_escape, _subtitle(comparison))]
         parts += [_pipes(_cells(columns, comparison.rows)) for columns in _blocks(comparison)]
@@ -280,7 +316,7 @@ def markdown(comparisons: list[Comparison], found: Found) -> str:
         parts += ["\n".join(f"- {_escape(text)}" for _, text in warnings_of(comparison))]
     for group in across(comparisons):
         parts += [f"## {_escape(_title(group[0]))} across hardware"]
-        for caption, cells in _across_blocks(group, 100):
+        for caption, cells in _across_blocks(group):
             parts += [_escape(caption[0].upper() + caption[1:]), _pipes(cells)]
     parts += ["\n".join(f"- {_escape(line)}" for line in skipped_lines(found)), _escape(LEGEND)]
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -288,11 +324,12 @@ def markdown(comparisons: list[Comparison], found: Found) -> str:
 
 def _pipes(cells: Cells) -> str:
     header, rows = cells
-    lines = [header, ["---"] + ["---:"] * (len(header) - 1), *rows]
-    return "\n".join("| " + " | ".join(map(_escape, line)) + " |" for line in lines)
+    rule = ["---" if _is_text(place, name) else "---:" for place, name in enumerate(header)]
+    lines = [map(_escape, header), rule, *(map(_escape, row) for row in rows)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-_MARKS = str.maketrans({mark: f"\\{mark}" for mark in "\\|*_<`"})
+_MARKS = str.maketrans({mark: f"\\{mark}" for mark in "\\|*_<`[&~"})
 
 
 def _escape(text: str) -> str:
@@ -336,10 +373,11 @@ def as_csv(comparisons: list[Comparison]) -> str:
 
 
 def as_json(comparisons: list[Comparison], found: Found) -> str:
-    """Everything the comparison knows, with the folders each figure is from; a line a comparison."""
+    """All figures with the folders they are from, and what was left out; a line a comparison."""
     lines = ",\n".join(json.dumps(_plain(comparison)) for comparison in comparisons)
     skipped = json.dumps([{"folder": folder, "reason": reason} for folder, reason in found.skipped])
-    return f'{{"schema": {SCHEMA_VERSION},\n"comparisons": [\n{lines}\n],\n"skipped": {skipped}}}\n'
+    where = json.dumps(found.where)
+    return f'{{"schema": {SCHEMA_VERSION},\n"where": {where},\n"comparisons": [\n{lines}\n],\n"skipped": {skipped}}}\n'
 
 
 def _plain(comparison: Comparison) -> dict[str, Any]:
@@ -348,7 +386,9 @@ def _plain(comparison: Comparison) -> dict[str, Any]:
         "experiment_signature": comparison.experiment,
         "data_hash": comparison.data,
         "fingerprint": comparison.fingerprint,
-        "support": comparison.runs[-1].support,
+        "support": comparison.newest.support,
+        "versions": comparison.newest.versions,
+        "config": comparison.config,
         "reference": comparison.reference_name,
         "not_comparable_with_the_one_above": {
             key: {"there": there, "here": here} for key, (there, here) in comparison.differs.items()

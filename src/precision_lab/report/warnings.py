@@ -64,9 +64,13 @@ def _one_seed(comparison: Comparison) -> dict[str, Any] | None:
 
 
 def _few_pairs(comparison: Comparison) -> dict[str, Any] | None:
-    pairs = [row.against["loss_difference"].pairs for row in comparison.others if "loss_difference" in row.against]
-    few = [n for n in pairs if 1 < n < PAIRS_FOR_A_VERDICT]
-    return {"pairs": min(few), "enough": PAIRS_FOR_A_VERDICT} if few else None
+    def said(row: Row) -> str | None:
+        pairs = row.against["loss_difference"].pairs if "loss_difference" in row.against else 0
+        # of one run alone there is a warning already
+        return str(pairs) if len(row.counted) > 1 and pairs < PAIRS_FOR_A_VERDICT else None
+
+    few = _arms(comparison.others, said) if comparison.reference else None
+    return few and few | {"enough": PAIRS_FOR_A_VERDICT}
 
 
 def _not_completed(comparison: Comparison) -> dict[str, Any] | None:
@@ -130,8 +134,7 @@ def _evaluation_rounds(comparison: Comparison) -> dict[str, Any] | None:
 
 
 def _emulated(comparison: Comparison) -> dict[str, Any] | None:
-    support = next((run.support for run in comparison.runs), {})
-    emulated = {name for name, word in support.items() if word == "emulated"}
+    emulated = {name for name, word in comparison.newest.support.items() if word == "emulated"}
 
     def said(row: Row) -> str | None:
         arm = json.loads(row.runs[0].precision)
@@ -171,7 +174,7 @@ def _several(values: Iterable[str | None]) -> dict[str, Any] | None:
 
 def _mixed_versions(comparison: Comparison) -> dict[str, Any] | None:
     kinds = [run.versions for run in comparison.runs]
-    keys = sorted({key for kind in kinds for key in kind if len({str(one.get(key)) for one in kinds}) > 1})
+    keys = sorted({key for kind in kinds for key in kind})
     found = (_several(f"{key} {kind.get(key)}" for kind in kinds) for key in keys)
     told = [one["which"] for one in found if one]
     return {"which": "; ".join(told)} if told else None
@@ -210,13 +213,14 @@ WARNINGS = (
     Rule("one_seed", "One completed run only, so no spread: {arms}. Chance cannot be told from effect.", _one_seed),
     Rule(
         "few_pairs",
-        "A loss difference over {pairs} pairs of seeds decides nothing: where none is detected, the arms are not "
-        "shown to be the same. A verdict takes {enough} pairs at least.",
+        "So few pairs of seeds decide nothing on the loss: {arms}. Where no difference is detected, the arms are not "
+        "shown to be the same; a verdict takes {enough} pairs at least.",
         _few_pairs,
     ),
     Rule(
         "not_completed",
-        "Not every run completed: {arms}. The figures are of those that did, which flatters the arm.",
+        "Not every run completed: {arms}. Times, memory and losses are of completed runs alone, which flatters the "
+        "arm.",
         _not_completed,
     ),
     Rule(
