@@ -9,6 +9,7 @@ interval of its mean bootstraps the pairs.
 
 import pickle
 import random
+import re
 import statistics
 import subprocess
 import sys
@@ -18,6 +19,8 @@ from pathlib import Path
 
 from precision_lab import tracking
 from precision_lab.config import compose
+from precision_lab.entry import exit_code
+from precision_lab.errors import InputError
 from precision_lab.recorder import METRICS
 from precision_lab.sweep.child import Order
 from precision_lab.sweep.launch import CHILD
@@ -91,12 +94,16 @@ def cost_of_logging(pairs: int, outputs: Path) -> None:
     print(f"ratio {statistics.mean(ratios):.4f} [{resampled[49]:.4f}, {resampled[1949]:.4f}], mean of {pairs} pairs")
 
 
-def main(words: list[str]) -> None:
-    rounds = int(dict(word.split("=") for word in words).get("rounds", 9))
+def main(words: list[str]) -> int:
+    given = " ".join(words) or "rounds=9"
+    rounds = re.fullmatch(r"rounds=([1-9]\d*)", given)
+    if not rounds:
+        raise InputError(f"{given} is not valid; write rounds=N.")
     with tempfile.TemporaryDirectory() as folder:
-        cost_of_jobs(rounds, Path(folder))
+        cost_of_jobs(int(rounds.group(1)), Path(folder))
         cost_of_logging(100, Path(folder))
+    return 0
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(exit_code(lambda: main(sys.argv[1:])))

@@ -55,6 +55,7 @@ def test_too_few_pairs_are_refused(bench_loop, words):
 
 def test_a_refusal_is_a_sentence_and_exit_code_2():
     assert refused("bench_loop.py", "pairs=3").startswith("precision-lab: pairs=3 is not valid; write pairs=N with N ")
+    assert refused("bench_sweep.py", "rounds=abc") == "precision-lab: rounds=abc is not valid; write rounds=N.\n"
 
 
 def test_inspect_ops_prints_no_secret():
