@@ -36,10 +36,10 @@ def main(words: list[str]) -> int:
 
 def shared(folders: list[Path]) -> Path:
     """The folder that holds them all."""
-    into = folders[0] if len(folders) == 1 else Path(os.path.commonpath(map(os.path.abspath, folders)))
+    into = Path(os.path.commonpath(map(os.path.abspath, folders)))
     if into == Path(into.anchor):
-        raise InputError(f"{', '.join(map(str, folders))} share no folder but {into}; name one with --into.")
-    return into
+        raise InputError(f"{', '.join(map(str, folders))}: nothing is written to {into}; name a folder with --into.")
+    return folders[0] if len(folders) == 1 else into
 
 
 def report(folders: list[Path], reference: str, where: list[str], sort: str | None, into: Path) -> int:

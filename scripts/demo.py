@@ -42,6 +42,7 @@ def _has_cuda() -> bool:
 def _run(script: str, *words: str) -> int:
     """As if typed, but in this process: a signal reaches the sweep itself."""
     sys.argv = [str(ROOT / script), *words]
+    sys.path[0] = str((ROOT / script).parent)  # the jobs of a sweep look there for the user's own modules
     try:
         runpy.run_path(sys.argv[0], run_name="__main__")
     except SystemExit as end:

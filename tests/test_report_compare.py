@@ -166,6 +166,7 @@ def test_runs_that_are_not_comparable_have_tables_of_their_own_that_say_which_ke
     assert [len(one.runs) for one in made] == [1, 1]
     assert made[0].differs == {}
     assert made[1].differs == keys
+    assert made[1].akin is (list(keys) == ["threads"])
 
 
 def test_what_is_no_part_of_the_identity_keeps_nothing_apart(tmp_path):
@@ -226,6 +227,20 @@ def test_figures_that_lie_far_apart_have_an_interval_all_the_same(tmp_path):
     made += [result("bf16", seed, step_ms_p50=ms) for seed, ms in ((0, 1e-90), (1, 1.0))]
     speed = row(of(tmp_path, made)[0], "bf16").against["speed_ratio"]
     assert (speed.pairs, speed.low < speed.mean < speed.high) == (2, True)
+
+
+def test_arms_of_one_label_are_two_across_hardware_as_well_and_never_share_a_label(tmp_path):
+    low, high, own = (result("fp16", machine=machine) for machine in (XEON, H100, H100))
+    high["config"]["precision"]["init_scale"] = 2.0
+    own["arm"], own["config"]["precision"]["init_scale"] = "fp16[init_scale=2.0]", 4.0
+    assert [arms(one) for one in of(tmp_path, [low, high, own])] == [
+        ["fp16[init_scale=2.0]", "fp16[init_scale=2.0]'"], ["fp16[init_scale=65536.0]"]
+    ]  # fmt: skip
+
+
+def test_rows_are_sorted_by_the_median_that_is_shown(tmp_path):
+    made = [result("fp32", seed, step_ms_p50=ms) for seed, ms in enumerate((1.0, 1.0, 100.0))]
+    assert arms(of(tmp_path, [*made, result("bf16", step_ms_p50=2.0)], sort="step_ms")[0]) == ["fp32", "bf16"]
 
 
 def test_the_newest_run_speaks_for_the_machine_whatever_its_arm(tmp_path):

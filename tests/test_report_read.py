@@ -34,6 +34,13 @@ def test_results_at_any_depth_are_read_once_and_in_the_order_of_their_paths(tmp_
     assert folders_of(read([tmp_path / "sweeps" / "a" / "2"])) == ["2"]  # a run folder itself
 
 
+def test_a_link_to_itself_hides_nothing(tmp_path):
+    put(tmp_path / "a")
+    (tmp_path / "loop").symlink_to("loop")
+    found = read([tmp_path])
+    assert (folders_of(found), found.skipped) == (["a"], [])
+
+
 def test_what_lies_below_a_run_and_in_wandb_s_folders_is_no_run(tmp_path):
     put(tmp_path / "job", status="diverged")
     put(tmp_path / "job" / "attempts" / "1", status="failed")
@@ -87,6 +94,21 @@ def test_a_config_of_a_wrong_shape_is_never_fatal(tmp_path, group, value):
     put(tmp_path / "odd", made)
     found = read([tmp_path], ["model=mlp"]) if group == "trainer" else read([tmp_path])
     assert len(found.runs) + len(found.skipped) == 1
+
+
+@pytest.mark.parametrize("key", sorted(result()["config"]))
+def test_a_config_without_a_key_is_never_fatal(tmp_path, key):
+    made = result()
+    del made["config"][key]
+    put(tmp_path / "odd", made)
+    found = read([tmp_path])
+    assert len(found.runs) + len(found.skipped) == 1
+
+
+@pytest.mark.parametrize("text", ["name=!!bool x", 'name=!!int ""', "seed=[", "seed=", "name= "])
+def test_an_odd_value_fits_no_run(three, text):
+    with pytest.raises(InputError, match="fits no run"):
+        read([three], [text])
 
 
 def test_a_running_job_a_folder_without_rights_and_a_result_that_is_a_folder_are_named(tmp_path, monkeypatch):

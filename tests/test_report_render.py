@@ -149,6 +149,21 @@ def test_many_experiments_are_left_to_the_files(tmp_path):
     assert render.markdown(compare(found), found).count("\n## ") + 1 == render.SHOWN + 2
 
 
+def test_control_characters_of_others_reach_no_terminal_and_no_page(tmp_path):
+    machine_of = XEON | {"model": "Made-up Xeon"}
+    made = result(machine=machine_of, versions={"torch": "2\x1b[31m\n3"})
+    put(tmp_path / "0", made)
+    other = result(experiment_signature="99999999")
+    other["config"]["optimizer"]["note"] = "a\x1bb\nc"
+    put(tmp_path / "1", other)
+    found = read([tmp_path], ["arm=fp32,<b>*x*"])
+    page = render.markdown(compare(found), found)
+    assert page.startswith("only runs with arm=fp32,\\<b>\\*x\\*\n")
+    for text in (page, shown(tmp_path)):
+        assert "\x1b" not in text
+        assert "torch 2 [31m 3;" in text.replace("\\", "")
+
+
 def test_what_was_left_out_is_named_by_reason_and_counted(tmp_path):
     put(tmp_path / "good")
     for number in range(6):
@@ -182,7 +197,7 @@ def test_the_sentences_of_a_machine_without_units(tmp_path):
         "1.00, since weights, gradients and optimizer state take as much in every arm.",
         "The validation loss, computed in float32, was 1.5 for fp32 (sd over 3 seeds 1); the difference from it is +0 "
         "[+0, +0] for bf16: none detected in 3 pairs of seeds; the difference from it is +0.12 [+0.12, +0.12] for "
-        "fp16, detected in 3 pairs of seeds.",
+        "fp16, an interval that leaves 0 out, in 3 pairs of seeds.",
     ]
 
 
@@ -198,7 +213,7 @@ def test_the_sentences_of_a_gpu_that_gains(tmp_path):
 
 
 def test_a_short_step_is_named_as_a_likely_reason_of_a_low_precision_that_is_slower_beyond_doubt(tmp_path):
-    reason = "in a step of 2 ms, casts and dispatch may cost more than the units save."
+    reason = "(bf16: in a step of 2 ms, casts and dispatch may cost more than the units save)."
     slower = [result("fp32", machine=H100), result("bf16", machine=H100, step_ms_p50=2.5)]
     assert read_out(tmp_path / "short", slower)[0].endswith(reason)
     # fp32 casts nothing
@@ -209,6 +224,14 @@ def test_a_short_step_is_named_as_a_likely_reason_of_a_low_precision_that_is_slo
     doubtful = [result("fp32", seed, H100, step_ms_p50=2 + 0.2 * seed) for seed in range(3)]
     doubtful += [result("bf16", seed, H100, step_ms_p50=2.3 - 0.1 * seed) for seed in range(3)]
     assert reason not in read_out(tmp_path / "doubtful", doubtful)[0]
+
+
+@pytest.mark.parametrize(
+    ("arm", "peak", "said"), [("bf16", 4.0, True), ("bf16", 6.0, False), ("bf16_pure", 4.0, False)]
+)
+def test_the_reason_for_a_peak_that_hardly_moves_is_given_only_where_it_can_be_the_reason(tmp_path, arm, peak, said):
+    made = [result(), result(arm, saved_activations_mib=50.0, peak_allocated_gib=peak)]
+    assert ("since weights, gradients and optimizer state" in read_out(tmp_path, made)[1]) is said
 
 
 def test_an_arm_whose_speed_the_pairs_do_not_resolve_leaves_the_others_their_say(tmp_path):
@@ -324,6 +347,15 @@ def test_the_files_go_where_one_likes(tmp_path):
     assert len(list(into.iterdir())) == 3
 
 
+def test_the_folder_one_stands_in_will_do(tmp_path):
+    put(tmp_path / "0")
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
+    command = [sys.executable, str(ROOT / "scripts" / "compare.py"), "."]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environment, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(list(tmp_path.glob("comparison.*"))) == 3
+
+
 def test_the_files_of_several_folders_go_into_what_these_share(tmp_path):
     for name in ("a", "b"):
         put(tmp_path / "sweeps" / name / "0")
@@ -342,7 +374,7 @@ def test_the_files_of_several_folders_go_into_what_these_share(tmp_path):
         (["{runs}", "--where", "seed=2", "--where", "arm=fp16"], "No run fits all of seed=2 and arm=fp16."),
         (["{runs}", "--sort", "speed"], "--sort speed is no column; valid are step_ms,"),
         (["{runs}", "--into", "{file}/x"], "{file}/x cannot be written to (Not a directory); name a folder"),
-        (["{runs}", "/"], "{runs}, / share no folder but /; name one with --into."),
+        (["{runs}", "/"], "{runs}, /: nothing is written to /; name a folder with --into."),
     ],
 )  # fmt: skip
 def test_the_script_refuses_in_one_sentence(tmp_path, words, sentence):

@@ -118,6 +118,11 @@ def test_a_warning_is_given_when_it_applies_and_says_of_whom(tmp_path, code):
     assert set(given) - {"timed_in_turn", code} <= along.get(code, set())
 
 
+def test_evaluation_is_compared_within_a_run(tmp_path):
+    lone = changed(sound(), last, val_loss=1.0, val_loss_fp32=None)
+    assert "evaluation_rounds" not in told(tmp_path, lone)
+
+
 @pytest.mark.parametrize(("seeds", "pairs"), [((1, 2), 1), ((2, 3), 0)])
 def test_seeds_that_are_hardly_shared_are_warned_of(tmp_path, seeds, pairs):
     made = [result("fp32", seed, H100) for seed in (0, 1)] + [result("bf16", seed, H100) for seed in seeds]

@@ -1,5 +1,6 @@
 """The scripts as a person runs them."""
 
+import importlib.util
 import json
 import os
 import re
@@ -74,6 +75,24 @@ def test_a_demo_of_which_a_job_fails_compares_the_others_and_a_check_compares_no
     assert done.returncode == 1
     assert re.search(r"^fp32 +2 completed", done.stdout, re.MULTILINE)
     assert re.search(r"^fp32 +2 failed", done.stdout, re.MULTILINE)
+
+
+def test_the_demo_finds_the_modules_that_train_py_finds(monkeypatch):
+    """The folder of the script comes first on the path, and a sweep hands the path on to its jobs."""
+    spec = importlib.util.spec_from_file_location("demo", ROOT / "scripts" / "demo.py")
+    demo = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(demo)
+    seen = []
+
+    def run_path(path, run_name):
+        seen.append((path, run_name, *sys.argv, sys.path[0]))
+
+    monkeypatch.setattr(demo.runpy, "run_path", run_path)
+    monkeypatch.setattr(sys, "argv", [])
+    monkeypatch.setattr(sys, "path", ["scripts", *sys.path])
+    assert demo._run("train.py", "-m", "seed=0") == 0
+    train = str(ROOT / "train.py")
+    assert seen == [(train, "__main__", train, "-m", "seed=0", str(ROOT))]
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

@@ -16,7 +16,7 @@ from typing import Any
 
 from precision_lab.errors import InputError
 from precision_lab.recorder import STATUSES
-from precision_lab.report.read import Found, Run
+from precision_lab.report.read import Found, Run, plain
 
 # What is read from a run's summary.
 FIGURES = {
@@ -117,6 +117,7 @@ class Comparison:
     config: dict[str, Any]  # flat, the experiment's identity
     rows: list[Row]
     reference_name: str
+    akin: bool = False  # to the comparison before: the same experiment and data on other hardware
     differs: dict[str, tuple[Any, Any]] = field(default_factory=dict)  # from the comparison before: there, here
 
     @property
@@ -156,8 +157,9 @@ def compare(found: Found, reference: str = "fp32", sort: str | None = None) -> l
     for run in sorted(found.runs, key=lambda run: run.finished):
         groups.setdefault((run.experiment, run.hashes.get("data"), run.fingerprint), []).append(run)
     _place_those_without_data(groups)
+    labels = _labels(found.runs)
     made = [
-        _compare_one(runs, data, found.configs[signature], reference, sort)
+        _compare_one(runs, data, found.configs[signature], labels, reference, sort)
         for (signature, data, _), runs in groups.items()
     ]
     arms = sorted({row.arm for one in made for row in one.rows})
@@ -165,6 +167,7 @@ def compare(found: Found, reference: str = "fp32", sort: str | None = None) -> l
         raise InputError(f"--reference {reference} is no arm of these runs; they have {', '.join(arms)}.")
     made.sort(key=lambda one: (one.name, one.experiment, one.data or "", _order(one.fingerprint)))
     for before, here in zip(made, made[1:], strict=False):
+        here.akin = (here.experiment, here.data) == (before.experiment, before.data)
         here.differs = _differences(before, here)
     return made
 
@@ -183,13 +186,18 @@ def _place_those_without_data(groups: dict[tuple, list[Run]]) -> None:
 
 
 def _compare_one(
-    runs: list[Run], data: str | None, config: dict[str, Any], reference: str, sort: str | None
+    runs: list[Run],
+    data: str | None,
+    config: dict[str, Any],
+    labels: dict[tuple[str, str], str],
+    reference: str,
+    sort: str | None,
 ) -> Comparison:
     newest = runs[-1]
     arms: dict[str, list[Run]] = {}
     for run in runs:
         arms.setdefault(run.precision, []).append(run)
-    rows = [_row(label, arms[precision]) for precision, label in _labels(arms).items()]
+    rows = [_row(labels[newest.experiment, precision], of_arm) for precision, of_arm in arms.items()]
     base = next((row for row in rows if row.arm == reference and row.counted), None)
     if base:
         base.is_reference = True
@@ -199,16 +207,26 @@ def _compare_one(
     return Comparison(newest.name, newest.experiment, data, dict(newest.fingerprint), config, rows, reference)
 
 
-def _labels(arms: dict[str, list[Run]]) -> dict[str, str]:
-    """precision group -> label. Two arms that were given one label, by a YAML changed between, get what differs."""
-    labels = {precision: runs[-1].arm for precision, runs in arms.items()}
-    for label in [label for label, times in Counter(labels.values()).items() if times > 1]:
-        same = [precision for precision in labels if labels[precision] == label]
-        groups = [json.loads(precision) for precision in same]
+def _labels(runs: list[Run]) -> dict[tuple[str, str], str]:
+    """(experiment, precision group) -> label, one for each group of an experiment, on whatever hardware.
+
+    Groups that were given one label, by a YAML changed between, get what differs beside it.
+    """
+    same: dict[tuple[str, str], list[str]] = {}  # (experiment, label) -> precision groups
+    for experiment, arm, precision in dict.fromkeys((run.experiment, run.arm, run.precision) for run in runs):
+        same.setdefault((experiment, arm), []).append(precision)
+    labels: dict[tuple[str, str], str] = {}
+    taken = {(experiment, arm) for (experiment, arm), precisions in same.items() if len(precisions) == 1}
+    for (experiment, arm), precisions in same.items():
+        groups = [json.loads(precision) for precision in precisions]
         all_keys = dict.fromkeys(key for group in groups for key in group)
         keys = [key for key in all_keys if len({json.dumps(group.get(key)) for group in groups}) > 1]
-        for precision, group in zip(same, groups, strict=True):
-            labels[precision] = f"{label}[{','.join(f'{key}={group.get(key)}' for key in keys)}]"
+        for precision, group in zip(precisions, groups, strict=True):
+            label = arm + (plain(f"[{','.join(f'{key}={group.get(key)}' for key in keys)}]") if keys else "")
+            while keys and (experiment, label) in taken:
+                label += "'"
+            taken.add((experiment, label))
+            labels[experiment, precision] = label
     return labels
 
 
@@ -266,18 +284,23 @@ def _place(row: Row, reference: str, sort: str | None) -> tuple:
         return by_arm
     itself = {"speed_ratio": 1.0, "loss_difference": 0.0} if row.is_reference else {}
     known = itself | {name: one.mean for name, one in {**row.figures, **row.against}.items()}
+    if "step_ms" in row.figures:
+        known["step_ms"] = row.figures["step_ms"].median  # as it is shown
     value = known.get(sort)
     return (value is None, SORTS[sort] * (value or 0.0), by_arm)
 
 
 def _differences(before: Comparison, here: Comparison) -> dict[str, tuple[Any, Any]]:
     """What keeps two comparisons apart, by key."""
-    kept_apart = [(before.config, here.config)]
-    kept_apart.append(({"data": before.data}, {"data": here.data}))
-    kept_apart.append((before.fingerprint, here.fingerprint))
-    return {
+    pairs = [
+        (before.config, here.config),
+        ({"data": before.data}, {"data": here.data}),
+        (before.fingerprint, here.fingerprint),
+    ]
+    found = {
         key: (there.get(key), now.get(key))
-        for there, now in kept_apart
+        for there, now in pairs
         for key in {**there, **now}
         if there.get(key) != now.get(key)
     }
+    return found or {"experiment_signature": (before.experiment, here.experiment)}  # of two versions of the code

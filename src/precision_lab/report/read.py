@@ -108,7 +108,7 @@ def _run_folders(folders: list[Path]) -> Iterator[tuple[str, str]]:
             seen.add((status.st_dev, status.st_ino))
             with os.scandir(folder) as entries:
                 inside = {entry.name: entry for entry in entries}
-            below = [name for name in inside if inside[name].is_dir() and not _WANDB_RUN.match(name)]
+            below = [name for name in inside if _is_folder(inside[name]) and not _WANDB_RUN.match(name)]
         except OSError as error:
             yield folder, f"cannot be opened ({error.strerror})"
             continue
@@ -118,6 +118,13 @@ def _run_folders(folders: list[Path]) -> Iterator[tuple[str, str]]:
             yield folder, "no result yet: still running, or killed"
         else:
             todo += [os.path.join(folder, name) for name in sorted(below, reverse=True)]
+
+
+def _is_folder(entry: os.DirEntry) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself, or into a closed folder
+        return False
 
 
 def _load(folder: str) -> tuple[dict[str, Any], str]:
@@ -178,7 +185,7 @@ def _take(result: dict[str, Any], folder: str, found: Found) -> None:
     signature, config = result["experiment_signature"], result["config"]
     if signature not in found.configs:
         found.configs[signature] = flat(counted(config))
-    name = config["name"] or f"{label(config['model'])} on {label(config['dataset'])}"
+    name = config.get("name") or f"{label(config['model'])} on {label(config['dataset'])}"
     machine = result["fingerprint"]
     order = {key: place for place, key in enumerate(_TELLING)}
     found.runs.append(
@@ -253,7 +260,8 @@ def _short_names(result: dict[str, Any]) -> dict[str, Any]:
     config, machine = result["config"], result["fingerprint"]
     values = (
         result["arm"], config["precision"].get("name"), label(config["model"]), label(config["dataset"]),
-        result["seed"], result["status"], config["name"], machine.get("device"), machine.get("model"), result["host"],
+        result["seed"], result["status"], config.get("name"), machine.get("device"), machine.get("model"),
+        result["host"],
     )  # fmt: skip
     return dict(zip(_SHORT, values, strict=True))
 
@@ -267,5 +275,5 @@ def _says(text: str, value: Any) -> bool:
     try:
         number = isinstance(value, int | float) and not isinstance(value, bool)
         return text == _text(value) or (float(text) if number else yaml.safe_load(text)) == value
-    except (ValueError, yaml.YAMLError):
+    except (ValueError, LookupError, AttributeError, yaml.YAMLError):
         return False

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from precision_lab.report.compare import Comparison, Estimate, Row
+from precision_lab.report.read import plain
 
 # Below this a step is mostly dispatch and casts, whatever the units do.
 SHORT_STEP_MS = 5
@@ -24,7 +25,8 @@ def reading(comparison: Comparison) -> list[str]:
 
 def machine(fingerprint: dict[str, Any]) -> str:
     """`2-core Intel Xeon Processor`, `NVIDIA H200`."""
-    model = re.sub(r"\s+", " ", re.sub(r"\((R|TM)\)", "", str(fingerprint.get("model") or "machine"))).strip()
+    model = re.sub(r"\((R|TM)\)", "", plain(str(fingerprint.get("model") or "machine")))
+    model = re.sub(r"\s+", " ", model).strip()
     return f"{fingerprint.get('count')}-core {model}" if fingerprint.get("device") == "cpu" else model
 
 
@@ -102,7 +104,8 @@ def _why_slower(comparison: Comparison, known: list[tuple[Row, Estimate]]) -> st
         return f" ({_joined(emulated)}: what a machine has no units for, it converts back and forth)"
     step_ms = comparison.reference.figures["step_ms"].median
     if slower and step_ms < SHORT_STEP_MS:
-        return f": in a step of {step_ms:.2g} ms, casts and dispatch may cost more than the units save"
+        arms = _joined([row.arm for row in slower])
+        return f" ({arms}: in a step of {step_ms:.2g} ms, casts and dispatch may cost more than the units save)"
     return ""
 
 
@@ -118,8 +121,12 @@ def _memory(comparison: Comparison) -> str:
         return ""
     kinds = ((f"of what {base.arm} keeps for backward", "kept", saved), (f"of {base.arm}'s peak memory", "took", peak))
     parts = [f"{whole}, {_shares(known, verb)}" for whole, verb, known in kinds if known]
-    hardly = all(share.mean > 0.9 for _, share in peak) and any(share.mean < 0.8 for _, share in saved)
-    why = ", since weights, gradients and optimizer state take as much in every arm" if peak and hardly else ""
+    weights = json.loads(base.runs[0].precision).get("param_dtype")
+    alike = all(json.loads(row.runs[0].precision).get("param_dtype") == weights for row, _ in peak)
+    hardly = all(0.9 < share.mean < 1.1 for _, share in peak) and any(share.mean < 0.8 for _, share in saved)
+    why = (
+        ", since weights, gradients and optimizer state take as much in every arm" if peak and alike and hardly else ""
+    )
     text = f"{'; '.join(parts)}{why}."
     return text[0].upper() + text[1:]
 
@@ -148,7 +155,7 @@ def _loss(comparison: Comparison) -> str:
 def _detected(apart: Estimate) -> str:
     if apart.low is None:
         return ", in one pair of seeds"
-    found = ": none detected" if apart.low <= 0 <= apart.high else ", detected"
+    found = ": none detected" if apart.low <= 0 <= apart.high else ", an interval that leaves 0 out,"
     return f"{found} in {apart.pairs} pairs of seeds"
 
 
@@ -159,5 +166,5 @@ def _ends(rows: list[Row]) -> str:
     for row in rows:
         reasons = Counter((run.status, run.reason) for run in row.runs if run.status in words)
         for (status, reason), n in reasons.items():
-            told.append(f"{n} of {len(row.runs)} {row.arm} runs {words[status]} ({reason or 'no reason given'})")
+            told.append(f"{n} of {row.statuses.total()} {row.arm} runs {words[status]} ({reason or 'no reason given'})")
     return f"{'; '.join(told)}." if told else ""

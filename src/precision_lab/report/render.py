@@ -17,7 +17,7 @@ from rich.text import Text
 
 from precision_lab.recorder import STATUSES
 from precision_lab.report.compare import AGAINST, FIGURES, Comparison, Row
-from precision_lab.report.read import Found
+from precision_lab.report.read import Found, plain
 from precision_lab.report.reading import between, difference, machine, ratio, reading, unless_exact
 from precision_lab.report.warnings import ranges, warnings_of
 
@@ -25,7 +25,7 @@ SCHEMA_VERSION = 1
 LEGEND = (
     "(a to b): smallest and largest of the runs; [a, b]: 95 % interval of the mean over pairs of runs of one seed. "
     "speed ratio: step time of the reference arm over the arm's. saved: activations kept for backward. "
-    "The spread of every figure is in the CSV and JSON."
+    "ms/step is the median of the runs, the rest are means; the spread of each is in the CSV and JSON."
 )
 # More comparisons than this are left to the files, and more of one kind of anything to the JSON.
 SHOWN = 20
@@ -101,7 +101,7 @@ def _statuses(row: Row) -> str:
 
 
 def _blocks(comparison: Comparison) -> list[list[Column]]:
-    """Speed, memory and loss, each narrow enough for 80 columns."""
+    """Speed, memory and loss, each narrow enough for 80 columns where labels are short."""
     arm = Column("arm", lambda row: row.arm)
     rows = comparison.rows
     peaks = [row.figures["peak_allocated_gib"].mean for row in rows if "peak_allocated_gib" in row.figures]
@@ -161,12 +161,11 @@ def _subtitle(comparison: Comparison) -> list[str]:
         f"torch {last.versions.get('torch')}; {length} of batch {config.get('trainer.batch_size')}",
     ]
     if comparison.differs:
-        kin = set(comparison.differs) <= set(comparison.fingerprint)
-        apart = "the same experiment as above on other hardware" if kin else "not comparable with the one above"
+        words = ("not comparable with the one above", "the same experiment as above on other hardware")
         shown = [f"{key} {_value(a)} there, {_value(b)} here" for key, (a, b) in comparison.differs.items()]
         more = f" and {len(shown) - NAMED} more keys" if len(shown) > NAMED else ""
-        lines.append(f"{apart}: {'; '.join(shown[:NAMED])}{more}")
-    return lines
+        lines.append(f"{words[comparison.akin]}: {'; '.join(shown[:NAMED])}{more}")
+    return [plain(line) for line in lines]
 
 
 def _value(value: Any) -> str:
@@ -220,7 +219,7 @@ def _loss(row: Row) -> str:
 
 
 def _only(found: Found) -> list[str]:
-    return [f"only runs with {' and '.join(found.where)}"] if found.where else []
+    return [plain(f"only runs with {' and '.join(found.where)}")] if found.where else []
 
 
 def skipped_lines(found: Found) -> list[str]:
@@ -308,7 +307,7 @@ def _is_text(place: int, header: str) -> bool:
 
 def markdown(comparisons: list[Comparison], found: Found) -> str:
     """The same tables and sentences, all of them, for a page or a pull request."""
-    parts = _only(found)
+    parts = [_escape(line) for line in _only(found)]
     for comparison in comparisons:
         parts += [f"## {_escape(_title(comparison))}", *map(_escape, _subtitle(comparison))]
         parts += [_pipes(_cells(columns, comparison.rows)) for columns in _blocks(comparison)]
@@ -356,7 +355,8 @@ def as_csv(comparisons: list[Comparison]) -> str:
             for name in FIGURES:
                 known = row.figures.get(name)
                 line |= {
-                    f"{name}_{part}": getattr(known, part, None) for part in ("mean", "sd", "median", "low", "high")
+                    f"{name}_{part}": getattr(known, part, None)
+                    for part in ("n", "mean", "sd", "median", "low", "high")
                 }
             for name in AGAINST:
                 known = row.against.get(name)

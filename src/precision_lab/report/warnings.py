@@ -8,9 +8,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
+from statistics import fmean
 from typing import Any
 
-from precision_lab.report.compare import Comparison, Row
+from precision_lab.report.compare import FIGURES, Comparison, Row
 
 # A verdict on the loss needs six pairs: with fewer no sign-flip test can come below 5 %.
 PAIRS_FOR_A_VERDICT = 6
@@ -125,10 +126,12 @@ def _skipped_steps(comparison: Comparison) -> dict[str, Any] | None:
 
 def _evaluation_rounds(comparison: Comparison) -> dict[str, Any] | None:
     def said(row: Row) -> str | None:
-        own, exact = (row.figures.get(name) for name in ("val_loss", "val_loss_fp32"))
-        if not own or not exact or abs(own.mean - exact.mean) <= ROUNDING * abs(exact.mean):
+        losses = [[run.summary.get(FIGURES[name]) for name in ("val_loss", "val_loss_fp32")] for run in row.counted]
+        both = [pair for pair in losses if None not in pair]
+        if not both:
             return None
-        return f"{own.mean:.4g}, in float32 {exact.mean:.4g}"
+        own, exact = (fmean(side) for side in zip(*both, strict=True))
+        return f"{own:.4g}, in float32 {exact:.4g}" if abs(own - exact) > ROUNDING * abs(exact) else None
 
     return _arms(comparison.rows, said)
 
@@ -175,7 +178,7 @@ def _several(values: Iterable[str | None]) -> dict[str, Any] | None:
 def _mixed_versions(comparison: Comparison) -> dict[str, Any] | None:
     kinds = [run.versions for run in comparison.runs]
     keys = sorted({key for kind in kinds for key in kind})
-    found = (_several(f"{key} {kind.get(key)}" for kind in kinds) for key in keys)
+    found = (_several(f"{key} {kind.get(key) or 'unknown'}" for kind in kinds) for key in keys)
     told = [one["which"] for one in found if one]
     return {"which": "; ".join(told)} if told else None
 
@@ -247,8 +250,8 @@ WARNINGS = (
     ),
     Rule(
         "emulated",
-        "This machine has no arithmetic units for what these arms compute in, and emulates it: {arms}. Expect them "
-        "to be slower here, and not elsewhere.",
+        "This machine has no arithmetic units for what these arms compute in, and emulates it: {arms}. That says "
+        "nothing of machines that have them.",
         _emulated,
     ),
     Rule("few_steps", "The step time is the median of few measured steps: {arms}.", _few_steps),
