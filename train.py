@@ -10,7 +10,7 @@ from hydra.core.hydra_config import HydraConfig  # noqa: E402
 from hydra.types import RunMode  # noqa: E402
 
 from precision_lab import config  # noqa: E402
-from precision_lab.entry import exit_code, refuse  # noqa: E402
+from precision_lab.entry import exit_code, print_anything, refuse  # noqa: E402
 from precision_lab.errors import Ended, InputError  # noqa: E402
 from precision_lab.wording import word  # noqa: E402
 
@@ -34,8 +34,7 @@ def train(composed, experiment, sweep) -> int:
 
 
 if __name__ == "__main__":
-    if sys.stdout is not None:  # a folder's name may hold what the terminal's encoding does not
-        sys.stdout.reconfigure(errors="backslashreplace")
+    print_anything()
     config.register()
     try:
         main()

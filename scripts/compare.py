@@ -13,7 +13,7 @@ from pathlib import Path
 from rich.console import Console
 
 from precision_lab.config import ROOT
-from precision_lab.entry import exit_code
+from precision_lab.entry import exit_code, print_anything
 from precision_lab.errors import InputError
 from precision_lab.recorder import write_whole
 from precision_lab.report import render
@@ -63,5 +63,5 @@ def report(folders: list[Path], reference: str, where: list[str], sort: str | No
 
 
 if __name__ == "__main__":
-    sys.stdout.reconfigure(errors="backslashreplace")  # a folder's name may hold what the terminal's encoding does not
+    print_anything()
     sys.exit(main(sys.argv[1:]))

@@ -1,22 +1,18 @@
 """The scripts that measure and look: they run, and refuse in a sentence."""
 
 import importlib.util
-import os
 import re
-import subprocess
-import sys
 
 import pytest
 
 from precision_lab.config import ROOT
+from typed_scripts import run
 
 SECRET = "hunter2-0123456789abcdef"
 
 
 def refused(script: str, *words: str) -> str:
-    environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1", "SOME_API_KEY": SECRET}
-    command = [sys.executable, str(ROOT / "scripts" / script), *words]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=100)
+    done = run(script, *words, SOME_API_KEY=SECRET)
     assert (done.returncode, done.stdout) == (2, "")
     assert "Traceback" not in done.stderr
     return done.stderr

@@ -17,6 +17,7 @@ from precision_lab.report import render
 from precision_lab.report.compare import compare
 from precision_lab.report.read import read
 from precision_lab.report.reading import machine, reading, units
+from typed_scripts import run
 
 ROOT = Path(__file__).parents[1]
 
@@ -322,10 +323,8 @@ def test_json_holds_everything_and_the_folders_it_is_from(tmp_path):
 # --- the script --------------------------------------------------------------------------------------------------
 
 
-def script(*words):
-    environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "COLUMNS": "80"}
-    command = [sys.executable, str(ROOT / "scripts" / "compare.py"), *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
+def script(*words, cwd=None):
+    return run("compare.py", *words, cwd=cwd)
 
 
 def test_the_script_prints_and_writes_beside_the_runs(tmp_path):
@@ -347,11 +346,17 @@ def test_the_files_go_where_one_likes(tmp_path):
     assert len(list(into.iterdir())) == 3
 
 
+def test_a_closed_terminal_is_no_reason_to_write_nothing(tmp_path):
+    put(tmp_path / "0")
+    command = f"{sys.executable} {ROOT}/scripts/compare.py {tmp_path} >&-"
+    done = subprocess.run(command, shell=True, env=os.environ | {"PYTHONPATH": f"{ROOT}/src"}, timeout=60)
+    assert done.returncode == 0
+    assert len(list(tmp_path.glob("comparison.*"))) == 3
+
+
 def test_the_folder_one_stands_in_will_do(tmp_path):
     put(tmp_path / "0")
-    environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
-    command = [sys.executable, str(ROOT / "scripts" / "compare.py"), "."]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environment, timeout=60)
+    done = script(".", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert len(list(tmp_path.glob("comparison.*"))) == 3
 

@@ -12,15 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from typed_scripts import run
+
 ROOT = Path(__file__).parents[1]
-
-
-def run(script: str, *words: str, columns: int = 80) -> subprocess.CompletedProcess:
-    environment = os.environ | {
-        "PYTHONPATH": str(ROOT / "src"), "WANDB_MODE": "disabled", "COLUMNS": str(columns), "OMP_NUM_THREADS": "1"
-    }  # fmt: skip
-    command = [sys.executable, str(ROOT / "scripts" / script), *words]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
 
 
 def test_the_demo_sweeps_compares_and_says_it_in_sentences_and_runs_nothing_twice(tmp_path):

@@ -27,3 +27,9 @@ def refuse(sentence: object) -> int:
     secrets = secrets_in(os.environ, words=sys.argv)
     print(redact(f"precision-lab: {sentence}", secrets), file=sys.stderr)
     return 2
+
+
+def print_anything() -> None:
+    """Let stdout take what the terminal's encoding does not have, such as a letter of a folder's name."""
+    if sys.stdout is not None:  # closed by who started us
+        sys.stdout.reconfigure(errors="backslashreplace")

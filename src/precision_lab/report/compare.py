@@ -93,6 +93,16 @@ class Row:
     against: dict[str, Estimate] = field(default_factory=dict)  # nothing for the reference arm
 
     @property
+    def settings(self) -> dict[str, Any]:
+        """The arm's whole precision group."""
+        return json.loads(self.runs[0].precision)
+
+    @property
+    def dtype(self) -> str:
+        """What its matmuls compute in, by torch's name; "" where its settings do not tell."""
+        return self.settings.get("autocast_dtype") or self.settings.get("param_dtype") or ""
+
+    @property
     def statuses(self) -> Counter[str]:
         """How many runs ended how; a completed run that a newer one stands for is left out."""
         superseded = {id(run) for run in self.superseded}
@@ -234,7 +244,7 @@ def _row(arm: str, runs: list[Run]) -> Row:
     newest = {run.seed: run for run in runs if run.status == "completed"}  # runs are sorted: the last one stays
     row = Row(arm, runs, list(newest.values()))
     diverged = [run for run in runs if run.status == "diverged"]
-    scaled = json.loads(runs[0].precision).get("grad_scaling")
+    scaled = row.settings.get("grad_scaling")
     for name, key in FIGURES.items():
         if name == "loss_scale" and not scaled:
             continue  # a scaler that is off says 1

@@ -1,6 +1,5 @@
 """A comparison in plain sentences: what each arm did to speed, memory and loss on this machine, and no verdict."""
 
-import json
 import math
 import re
 from collections import Counter
@@ -95,11 +94,9 @@ def _speed(comparison: Comparison) -> str:
 def _why_slower(comparison: Comparison, known: list[tuple[Row, Estimate]]) -> str:
     """The reason for low-precision arms that are slower beyond doubt, as far as the figures tell one."""
     slower = [
-        row
-        for row, speed in known
-        if (speed.mean if speed.high is None else speed.high) < 1 and _dtype(row) in ("bfloat16", "float16")
+        row for row, speed in known if (speed.mean if speed.high is None else speed.high) < 1 and row.dtype in _LOW
     ]
-    emulated = [row.arm for row in slower if comparison.newest.support.get(_dtype(row)) == "emulated"]
+    emulated = [row.arm for row in slower if comparison.newest.support.get(row.dtype) == "emulated"]
     if emulated:
         return f" ({_joined(emulated)}: what a machine has no units for, it converts back and forth)"
     step_ms = comparison.reference.figures["step_ms"].median
@@ -109,11 +106,6 @@ def _why_slower(comparison: Comparison, known: list[tuple[Row, Estimate]]) -> st
     return ""
 
 
-def _dtype(row: Row) -> str:
-    arm = json.loads(row.runs[0].precision)
-    return arm.get("autocast_dtype") or arm.get("param_dtype") or ""
-
-
 def _memory(comparison: Comparison) -> str:
     base = comparison.reference
     saved, peak = (_known(comparison.others, name) for name in ("saved_ratio", "peak_ratio"))
@@ -121,8 +113,7 @@ def _memory(comparison: Comparison) -> str:
         return ""
     kinds = ((f"of what {base.arm} keeps for backward", "kept", saved), (f"of {base.arm}'s peak memory", "took", peak))
     parts = [f"{whole}, {_shares(known, verb)}" for whole, verb, known in kinds if known]
-    weights = json.loads(base.runs[0].precision).get("param_dtype")
-    alike = all(json.loads(row.runs[0].precision).get("param_dtype") == weights for row, _ in peak)
+    alike = len({row.settings.get("param_dtype") for row in [base, *(row for row, _ in peak)]}) == 1
     hardly = all(0.9 < share.mean < 1.1 for _, share in peak) and any(share.mean < 0.8 for _, share in saved)
     why = (
         ", since weights, gradients and optimizer state take as much in every arm" if peak and alike and hardly else ""

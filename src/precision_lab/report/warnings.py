@@ -3,7 +3,6 @@
 A text's fields are filled by what its rule returns; a rule that returns nothing leaves the warning out.
 """
 
-import json
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from functools import cache
 from statistics import fmean
 from typing import Any
 
-from precision_lab.report.compare import FIGURES, Comparison, Row
+from precision_lab.report.compare import FIGURES, Comparison, Row, Sample
 
 # A verdict on the loss needs six pairs: with fewer no sign-flip test can come below 5 %.
 PAIRS_FOR_A_VERDICT = 6
@@ -43,9 +42,14 @@ def _arms(rows: Iterable[Row], said: Callable[[Row], str | None]) -> dict[str, A
     return {"arms": ", ".join(told)} if told else None
 
 
-def _figures(row: Row, name: str, template: str, beyond: Callable[[Any], bool]) -> str | None:
-    known = row.figures.get(name)
-    return template.format(known) if known and beyond(known) else None
+def _where(figure: str, template: str, beyond: Callable[[Sample], bool]) -> Callable[[Comparison], Any]:
+    """The rule of a warning that applies to the arms of which one figure lies beyond a bound."""
+
+    def said(row: Row) -> str | None:
+        known = row.figures.get(figure)
+        return template.format(known) if known and beyond(known) else None
+
+    return lambda comparison: _arms(comparison.rows, said)
 
 
 def _in_turn(comparison: Comparison) -> dict[str, Any] | None:
@@ -117,13 +121,6 @@ def _unequal_start(comparison: Comparison) -> dict[str, Any] | None:
     return _arms(comparison.others, said)
 
 
-def _skipped_steps(comparison: Comparison) -> dict[str, Any] | None:
-    def said(row: Row) -> str | None:
-        return _figures(row, "skipped_steps", "{0.mean:.3g} a run", lambda skips: skips.high > 0)
-
-    return _arms(comparison.rows, said)
-
-
 def _evaluation_rounds(comparison: Comparison) -> dict[str, Any] | None:
     def said(row: Row) -> str | None:
         losses = [[run.summary.get(FIGURES[name]) for name in ("val_loss", "val_loss_fp32")] for run in row.counted]
@@ -137,36 +134,8 @@ def _evaluation_rounds(comparison: Comparison) -> dict[str, Any] | None:
 
 
 def _emulated(comparison: Comparison) -> dict[str, Any] | None:
-    emulated = {name for name, word in comparison.newest.support.items() if word == "emulated"}
-
-    def said(row: Row) -> str | None:
-        arm = json.loads(row.runs[0].precision)
-        used = sorted(emulated & {arm.get("autocast_dtype"), arm.get("param_dtype")})
-        return f"({' and '.join(used)})" if used else None
-
-    return _arms(comparison.rows, said)
-
-
-def _few_steps(comparison: Comparison) -> dict[str, Any] | None:
-    def said(row: Row) -> str | None:
-        return _figures(row, "measured_steps", "{0.low:.0f}", lambda steps: steps.low < MEASURED_STEPS)
-
-    return _arms(comparison.rows, said)
-
-
-def _waiting_for_data(comparison: Comparison) -> dict[str, Any] | None:
-    def said(row: Row) -> str | None:
-        return _figures(row, "data_wait_share", "{0.median:.0%}", lambda share: share.median > WAITING)
-
-    return _arms(comparison.rows, said)
-
-
-def _unsteady(comparison: Comparison) -> dict[str, Any] | None:
-    def said(row: Row) -> str | None:
-        template = "{0.low:.3g} to {0.high:.3g} ms"
-        return _figures(row, "step_ms", template, lambda ms: ms.high - ms.low > UNSTEADY * ms.median)
-
-    return _arms(comparison.rows, said)
+    support = comparison.newest.support
+    return _arms(comparison.rows, lambda row: f"({row.dtype})" if support.get(row.dtype) == "emulated" else None)
 
 
 def _several(values: Iterable[str | None]) -> dict[str, Any] | None:
@@ -240,7 +209,7 @@ WARNINGS = (
     Rule(
         "skipped_steps",
         "Steps were skipped because the gradient was not finite: {arms}. Those runs had fewer updates.",
-        _skipped_steps,
+        _where("skipped_steps", "{0.mean:.3g} a run", lambda skips: skips.high > 0),
     ),
     Rule(
         "evaluation_rounds",
@@ -254,16 +223,20 @@ WARNINGS = (
         "nothing of machines that have them.",
         _emulated,
     ),
-    Rule("few_steps", "The step time is the median of few measured steps: {arms}.", _few_steps),
+    Rule(
+        "few_steps",
+        "The step time is the median of few measured steps: {arms}.",
+        _where("measured_steps", "{0.low:.0f}", lambda steps: steps.low < MEASURED_STEPS),
+    ),
     Rule(
         "waiting_for_data",
         "Steps waited for data, which no precision makes faster: {arms} of the time. Try more trainer.workers.",
-        _waiting_for_data,
+        _where("data_wait_share", "{0.median:.0%}", lambda share: share.median > WAITING),
     ),
     Rule(
         "unsteady",
         "Step times differ by more than 10 % from run to run: {arms}. The machine was unsteady.",
-        _unsteady,
+        _where("step_ms", "{0.low:.3g} to {0.high:.3g} ms", lambda ms: ms.high - ms.low > UNSTEADY * ms.median),
     ),
     Rule("mixed_versions", "The runs were made with different versions: {which}.", _mixed_versions),
     Rule("mixed_code", "The runs were made with different code: {which}.", _mixed_code),
