@@ -190,6 +190,19 @@ class ProbeConfig:
 
 
 @dataclass
+class VerdictConfig:
+    """What counts as the same loss. Part of the experiment's identity: it cannot be chosen afterwards."""
+
+    loss_margin: float = MISSING
+
+    def __post_init__(self) -> None:
+        require(
+            0 < self.loss_margin < 1,
+            f"verdict.loss_margin={self.loss_margin} must be above 0 and below 1: a share of the reference arm's loss.",
+        )
+
+
+@dataclass
 class WandbConfig:
     """Where the mirror of the run's numbers goes."""
 
@@ -227,6 +240,7 @@ class Config:
     device: DeviceConfig = MISSING
     trainer: TrainerConfig = MISSING
     meter: MeterConfig = MISSING
+    verdict: VerdictConfig = MISSING
     probe: ProbeConfig = field(default=MISSING, metadata=NOT_IDENTITY)
     wandb: WandbConfig = field(default=MISSING, metadata=NOT_IDENTITY)
     paths: PathsConfig = field(default=MISSING, metadata=NOT_IDENTITY)

@@ -114,6 +114,8 @@ class _Run:
         self.final: dict[str, float | None] = {}
         self.best: dict[str, float | None] = {}
         self.hashes: dict[str, str] = {}
+        self.memory: dict[str, Any] | None = None
+        self.curve: dict[str, list[float]] = {}
         self.mirror: Mirror | None = None
 
     def to_the_end(self) -> int:
@@ -249,6 +251,9 @@ class _Run:
             hashes=self.hashes,
             **{key: self.environment[key] for key in ("fingerprint", "support", "host", "versions", "git")},
             finished=time.time(),
+            overrides=[word for word in sys.argv[1:] if "=" in word and not word.startswith("-")],
+            memory=self.memory,
+            curve=self.curve,
             config=as_values(asked),
         )
         self.recorder.status(status, reason=reason, step=progress.step)

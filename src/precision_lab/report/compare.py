@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from precision_lab.errors import InputError
+from precision_lab.ratios import Ratio
 from precision_lab.recorder import STATUSES
 from precision_lab.report.read import Found, Run, plain
 
@@ -81,6 +82,18 @@ class Estimate:
     high: float | None
 
 
+@dataclass(frozen=True)
+class Timing:
+    """What a benchmark says of an arm beside the reference arm, timed in alternation. Ratios above 1: faster."""
+
+    ratio: Ratio  # of computing alone
+    end_to_end: Ratio | None = None  # with the data loader
+    compiled: Ratio | None = None  # of both arms compiled, computing alone
+    data_share: float | None = None  # of the arm's step that data takes and computing does not hide
+    busy_share: float | None = None  # of the arm's step that kernels run on the GPU
+    joules_per_sample: float | None = None
+
+
 @dataclass
 class Row:
     """One arm."""
@@ -91,6 +104,7 @@ class Row:
     is_reference: bool = False  # the others are compared with it
     figures: dict[str, Sample] = field(default_factory=dict)
     against: dict[str, Estimate] = field(default_factory=dict)  # nothing for the reference arm
+    timing: Timing | None = None  # nothing for the reference arm, nor for one that no benchmark timed
 
     @property
     def settings(self) -> dict[str, Any]:

@@ -30,7 +30,7 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
 _NEEDED = {
     "schema": int, "status": str, "arm": str, "seed": int, "experiment_signature": str, "finished": int | float,
     "config": dict, "summary": dict, "hashes": dict, "fingerprint": dict, "support": dict, "versions": dict,
-    "git": dict, "host": str,
+    "git": dict, "host": str, "overrides": list, "curve": dict,
 }  # fmt: skip
 
 
@@ -54,6 +54,9 @@ class Run:
     host: str
     versions: dict[str, Any]
     git: dict[str, Any]
+    overrides: list[str]  # that the run was started with
+    memory: dict[str, Any] | None  # its peak by kind, in bytes
+    curve: dict[str, list[float]]  # step, train_s and val_loss_fp32 of its evaluations
 
 
 @dataclass
@@ -168,8 +171,21 @@ def _problem(result: Any) -> str:
         and all(_is_number(value) for key, value in result["summary"].items() if key != "nonfinite")
         and all(isinstance(value, str) for value in [*result["hashes"].values(), *result["support"].values()])
         and not any(isinstance(value, dict | list) for value in result["fingerprint"].values())
+        and all(isinstance(word, str) for word in result["overrides"])
+        and _is_memory(result.get("memory"))
+        and all(isinstance(one, list) and all(map(_is_number, one)) for one in result["curve"].values())
+        and len({len(one) for one in result["curve"].values()}) < 2
     )
     return "" if fit else "result.json is damaged: it holds values of a wrong type"
+
+
+def _is_memory(memory: Any) -> bool:
+    return memory is None or (
+        isinstance(memory, dict)
+        and isinstance(memory.get("phase"), str)
+        and isinstance(memory.get("by_kind"), dict)
+        and all(_is_number(value) and value is not None for value in memory["by_kind"].values())
+    )
 
 
 def _is_target(node: Any) -> bool:
@@ -200,6 +216,9 @@ def _take(result: dict[str, Any], folder: str, found: Found) -> None:
             **{key: result[key] for key in ("seed", "status", "finished", "summary", "hashes")},
             host=plain(result["host"]),
             **{key: result[key] for key in ("support", "versions", "git")},
+            overrides=[plain(word) for word in result["overrides"]],
+            memory=result.get("memory"),
+            curve=result["curve"],
         )
     )
 
