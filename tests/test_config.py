@@ -105,7 +105,7 @@ def test_every_file_and_folder_is_tested():
         g for g, _ in CHOICES
     }
     assert {group for group, _ in CHOICES} >= {f.name for f in fields(Config)} - {
-        *("seed", "name", "tags", "check", "on_error", "on_unsupported", "rerun", "meter", "probe", "paths")
+        *("seed", "name", "tags", "check", "on_error", "on_unsupported", "rerun", "meter", "verdict", "probe", "paths")
     }
 
 
