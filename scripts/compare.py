@@ -16,7 +16,7 @@ from precision_lab.config import ROOT
 from precision_lab.entry import exit_code, print_anything
 from precision_lab.errors import InputError
 from precision_lab.recorder import write_whole
-from precision_lab.report import render
+from precision_lab.report import files, render
 from precision_lab.report.compare import SORTS, compare
 from precision_lab.report.read import read
 
@@ -46,9 +46,9 @@ def report(folders: list[Path], reference: str, where: list[str], sort: str | No
     found = read(folders, where)
     comparisons = compare(found, reference, sort)
     written = {
-        "comparison.md": render.markdown(comparisons, found),
-        "comparison.csv": render.as_csv(comparisons),
-        "comparison.json": render.as_json(comparisons, found),
+        "comparison.md": files.markdown(comparisons, found),
+        "comparison.csv": files.as_csv(comparisons),
+        "comparison.json": files.as_json(comparisons, found),
     }
     try:
         into.mkdir(parents=True, exist_ok=True)

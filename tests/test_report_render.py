@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from made_up import ARMS, H100, V100, XEON, put, result
-from precision_lab.report import render
+from precision_lab.report import files, render
 from precision_lab.report.compare import compare
 from precision_lab.report.read import read
 from precision_lab.report.reading import machine, reading, units
@@ -130,7 +130,7 @@ def test_it_fits_the_terminal_with_and_without_colour_and_cuts_nothing(tmp_path,
     words = {
         word
         for one in compare(found, reference)
-        for header, rows in (render._cells(columns, one.rows) for columns in render._blocks(one))
+        for header, rows in (render.cells_of(columns, one.rows) for columns in render.blocks(one))
         for row in rows
         for word in row[1:]
     }
@@ -147,7 +147,7 @@ def test_many_experiments_are_left_to_the_files(tmp_path):
     assert text.count("torch 2.14.1") == render.SHOWN
     assert "2 more comparisons are in the files; --where chooses among all." in text
     found = read([tmp_path])
-    assert render.markdown(compare(found), found).count("\n## ") + 1 == render.SHOWN + 2
+    assert files.markdown(compare(found), found).count("\n## ") + 1 == render.SHOWN + 2
 
 
 def test_control_characters_of_others_reach_no_terminal_and_no_page(tmp_path):
@@ -158,7 +158,7 @@ def test_control_characters_of_others_reach_no_terminal_and_no_page(tmp_path):
     other["config"]["optimizer"]["note"] = "a\x1bb\nc"
     put(tmp_path / "1", other)
     found = read([tmp_path], ["arm=fp32,<b>*x*"])
-    page = render.markdown(compare(found), found)
+    page = files.markdown(compare(found), found)
     assert page.startswith("only runs with arm=fp32,\\<b>\\*x\\*\n")
     for text in (page, shown(tmp_path)):
         assert "\x1b" not in text
@@ -271,7 +271,7 @@ def test_a_machine_s_name_and_its_units():
 
 def test_markdown_holds_the_same_tables_sentences_and_warnings(tmp_path):
     found = read([fleet(tmp_path)])
-    text = render.markdown(compare(found), found)
+    text = files.markdown(compare(found), found)
     assert "| arm | runs | ms/step (range) | samples/s | speed ratio |\n| --- | --- | ---: |" in text
     assert "| bf16 | 3 completed | 2.02 (2 to 2.04) | 32,000 | 2.00 \\[2.00, 2.00] |" in text
     assert "## night (01234567) across hardware" in text
@@ -286,14 +286,14 @@ def test_a_label_cannot_break_a_markdown_table(tmp_path):
     made["config"]["name"] = "a\n## b [x](http://a) &lt;"
     put(tmp_path / "0", made)
     found = read([tmp_path])
-    text = render.markdown(compare(found), found)
+    text = files.markdown(compare(found), found)
     assert "| fp16\\[fp32\\_modules=a\\|b\\*] c | 1 completed |" in text
     assert "## a ## b \\[x](http://a) \\&lt; (01234567)\n" in text
 
 
 def test_csv_has_a_line_an_arm_with_plain_numbers(tmp_path):
     found = read([fleet(tmp_path)])
-    lines = list(csv.DictReader(io.StringIO(render.as_csv(compare(found)))))
+    lines = list(csv.DictReader(io.StringIO(files.as_csv(compare(found)))))
     assert [(line["model"], line["arm"]) for line in lines][:3] == [
         ("Made-up H100", "fp32"), ("Made-up H100", "bf16"), ("Made-up V100", "fp32")
     ]  # fmt: skip
@@ -308,7 +308,7 @@ def test_csv_has_a_line_an_arm_with_plain_numbers(tmp_path):
 
 def test_json_holds_everything_and_the_folders_it_is_from(tmp_path):
     found = read([fleet(tmp_path)])
-    values = json.loads(render.as_json(compare(found), found))
+    values = json.loads(files.as_json(compare(found), found))
     assert [len(one["arms"]) for one in values["comparisons"]] == [2, 3, 3]
     arm = values["comparisons"][0]["arms"][1]
     assert arm["folders"] == [str(tmp_path / f"0-bf16-{seed}") for seed in range(3)]

@@ -1,10 +1,8 @@
-"""A comparison as a terminal shows it, as Markdown, as CSV (a line an arm) and as JSON (all figures).
+"""The tables and lines of a comparison, which terminal, Markdown and page share, and how a terminal shows them.
 
-Terminal and Markdown show the same tables; GiB = 2^30 and MiB = 2^20 bytes.
+GiB = 2^30 and MiB = 2^20 bytes.
 """
 
-import csv
-import io
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -15,13 +13,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from precision_lab.recorder import STATUSES
-from precision_lab.report.compare import AGAINST, FIGURES, Comparison, Row
+from precision_lab.report.compare import AGAINST, Comparison, Row
 from precision_lab.report.read import Found, plain
 from precision_lab.report.reading import between, difference, machine, ratio, reading, unless_exact
-from precision_lab.report.warnings import ranges, warnings_of
+from precision_lab.report.warnings import warnings_of
 
-SCHEMA_VERSION = 1
 LEGEND = (
     "(a to b): smallest and largest of the runs; [a, b]: 95 % interval of the mean over pairs of runs of one seed. "
     "speed ratio: step time of the reference arm over the arm's. saved: activations kept for backward. "
@@ -100,7 +96,7 @@ def _statuses(row: Row) -> str:
     return ", ".join(f"{n} {status}" for status, n in row.statuses.items())
 
 
-def _blocks(comparison: Comparison) -> list[list[Column]]:
+def blocks(comparison: Comparison) -> list[list[Column]]:
     """Speed, memory and loss, each narrow enough for 80 columns where labels are short."""
     arm = Column("arm", lambda row: row.arm)
     rows = comparison.rows
@@ -136,11 +132,13 @@ def _blocks(comparison: Comparison) -> list[list[Column]]:
     ]
 
 
-def _cells(columns: list[Column], rows: list[Row]) -> Cells:
+def cells_of(columns: list[Column], rows: list[Row]) -> Cells:
+    """The columns' headers, and what they say of each row."""
     return [column.header for column in columns], [[column.cell(row) for column in columns] for row in rows]
 
 
-def _title(comparison: Comparison) -> str:
+def title(comparison: Comparison) -> str:
+    """The experiment by its name and signature."""
     return f"{comparison.name} ({comparison.experiment})"
 
 
@@ -150,7 +148,7 @@ def hardware_label(fingerprint: dict[str, Any]) -> str:
     return f"{machine(fingerprint)}{threads}, {fingerprint.get('memory_gib')} GiB"
 
 
-def _subtitle(comparison: Comparison) -> list[str]:
+def subtitle(comparison: Comparison) -> list[str]:
     """On what and how it was run, and why it is no part of the table above."""
     config, last = comparison.config, comparison.newest
     able = ", ".join(f"{name} {word}" for name, word in last.support.items() if name != "float32")
@@ -184,16 +182,16 @@ def across(comparisons: list[Comparison]) -> list[list[Comparison]]:
     return [group for group in groups.values() if len(group) > 1]
 
 
-def _across_blocks(group: list[Comparison]) -> Iterator[tuple[str, Cells]]:
+def across_blocks(group: list[Comparison]) -> Iterator[tuple[str, Cells]]:
     """(what the cells say, hardware x arm)."""
     reference = group[0].reference_name
-    blocks: dict[str, Callable[[Row], str]] = {
+    captions: dict[str, Callable[[Row], str]] = {
         f"ms a step (speed ratio to {reference} on the same hardware)": _both("step_ms", "speed_ratio"),
         f"saved activations in MiB (ratio to {reference})": _both("saved_activations_mib", "saved_ratio"),
         "validation loss in fp32 (sd)": _loss,
     }
     arms = list(dict.fromkeys(row.arm for one in group for row in one.rows))
-    for caption, cell in blocks.items():
+    for caption, cell in captions.items():
         lines = []
         for one in group:
             row_of = {row.arm: row for row in one.rows}
@@ -218,7 +216,8 @@ def _loss(row: Row) -> str:
 # --- what was left out -------------------------------------------------------------------------------------------
 
 
-def _only(found: Found) -> list[str]:
+def only(found: Found) -> list[str]:
+    """The conditions that all runs fit, if any."""
     return [plain(f"only runs with {' and '.join(found.where)}")] if found.where else []
 
 
@@ -239,14 +238,14 @@ def skipped_lines(found: Found) -> list[str]:
 
 def show(comparisons: list[Comparison], found: Found, console: Console) -> None:
     """Print all to a terminal; at most SHOWN comparisons."""
-    for line in _only(found):
+    for line in only(found):
         console.print(Text(f"{line}\n"))
     for comparison in comparisons[:SHOWN]:
-        console.print(Text(_title(comparison), style="bold"))
-        for line in _subtitle(comparison):
+        console.print(Text(title(comparison), style="bold"))
+        for line in subtitle(comparison):
             console.print(Text(line))
-        for columns in _blocks(comparison):
-            _print_tables(_cells(columns, comparison.rows), console)
+        for columns in blocks(comparison):
+            _print_tables(cells_of(columns, comparison.rows), console)
         cautions = [f"! {text}" for _, text in warnings_of(comparison)]
         for lines, style in ((reading(comparison), ""), (cautions, "yellow")):
             if lines:
@@ -255,8 +254,8 @@ def show(comparisons: list[Comparison], found: Found, console: Console) -> None:
     if (more := len(comparisons) - SHOWN) > 0:
         console.print(Text(f"{more} more comparisons are in the files; --where chooses among all.\n", style="yellow"))
     for group in across(comparisons)[:SHOWN]:
-        console.print(Text(f"{_title(group[0])} across hardware", style="bold"))
-        for caption, cells in _across_blocks(group):
+        console.print(Text(f"{title(group[0])} across hardware", style="bold"))
+        for caption, cells in across_blocks(group):
             console.print(Text(f"\n{caption}"))
             _print_tables(cells, console)
         console.print()
@@ -282,7 +281,7 @@ def _print_tables(cells: Cells, console: Console) -> None:
 
 def _width(place: int, header: str, cells: list[str]) -> int:
     longest = max(map(cell_len, cells), default=0)
-    if _is_text(place, header):
+    if is_text(place, header):
         return max(len(header), min(longest, WIDEST["runs" if place else "first"]))
     return max(longest, min(cell_len(header), WIDEST["header"]))
 
@@ -291,119 +290,13 @@ def _rich(cells: Cells, widths: list[int], chosen: list[int]) -> Table:
     header, rows = cells
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, GAP, 0, 0))
     for n in chosen:
-        justify = "left" if _is_text(n, header[n]) else "right"
+        justify = "left" if is_text(n, header[n]) else "right"
         table.add_column(Text(header[n]), justify=justify, overflow="fold", width=widths[n])
     for row in rows:
         table.add_row(*(Text(row[n]) for n in chosen))
     return table
 
 
-def _is_text(place: int, header: str) -> bool:
+def is_text(place: int, header: str) -> bool:
+    """Whether a column holds words, not figures."""
     return place == 0 or header == "runs"
-
-
-# --- files -----------------------------------------------------------------------------------------------------
-
-
-def markdown(comparisons: list[Comparison], found: Found) -> str:
-    """The same tables and sentences, all of them, for a page or a pull request."""
-    parts = [_escape(line) for line in _only(found)]
-    for comparison in comparisons:
-        parts += [f"## {_escape(_title(comparison))}", *map(_escape, _subtitle(comparison))]
-        parts += [_pipes(_cells(columns, comparison.rows)) for columns in _blocks(comparison)]
-        parts += [_escape(" ".join(reading(comparison)))]
-        parts += ["\n".join(f"- {_escape(text)}" for _, text in warnings_of(comparison))]
-    for group in across(comparisons):
-        parts += [f"## {_escape(_title(group[0]))} across hardware"]
-        for caption, cells in _across_blocks(group):
-            parts += [_escape(caption[0].upper() + caption[1:]), _pipes(cells)]
-    parts += ["\n".join(f"- {_escape(line)}" for line in skipped_lines(found)), _escape(LEGEND)]
-    return "\n\n".join(part for part in parts if part) + "\n"
-
-
-def _pipes(cells: Cells) -> str:
-    header, rows = cells
-    rule = ["---" if _is_text(place, name) else "---:" for place, name in enumerate(header)]
-    lines = [map(_escape, header), rule, *(map(_escape, row) for row in rows)]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
-_MARKS = str.maketrans({mark: f"\\{mark}" for mark in "\\|*_<`[&~"})
-
-
-def _escape(text: str) -> str:
-    """A label or folder name is the user's own text."""
-    return text.translate(_MARKS)
-
-
-def as_csv(comparisons: list[Comparison]) -> str:
-    """A line an arm: plain numbers, empty where not known."""
-    lines = []
-    for comparison in comparisons:
-        codes = " ".join(code for code, _ in warnings_of(comparison))
-        for row in comparison.rows:
-            line: dict[str, Any] = {
-                "name": comparison.name,
-                "experiment_signature": comparison.experiment,
-                "data_hash": comparison.data,
-                **comparison.fingerprint,
-                "arm": row.arm,
-                "reference": comparison.reference_name,
-                "seeds": ranges(sorted(run.seed for run in row.counted)),
-                **{status: row.statuses.get(status, 0) for status in STATUSES if status != "running"},
-            }
-            for name in FIGURES:
-                known = row.figures.get(name)
-                line |= {
-                    f"{name}_{part}": getattr(known, part, None)
-                    for part in ("n", "mean", "sd", "median", "low", "high")
-                }
-            for name in AGAINST:
-                known = row.against.get(name)
-                line |= {
-                    f"{name}{part}": getattr(known, part[1:] or "mean", None)
-                    for part in ("", "_low", "_high", "_pairs")
-                }
-            lines.append(line | {"warnings": codes})
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(dict.fromkeys(key for line in lines for key in line)), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(lines)
-    return text.getvalue()
-
-
-def as_json(comparisons: list[Comparison], found: Found) -> str:
-    """All figures with the folders they are from, and what was left out; a line a comparison."""
-    lines = ",\n".join(json.dumps(_plain(comparison)) for comparison in comparisons)
-    skipped = json.dumps([{"folder": folder, "reason": reason} for folder, reason in found.skipped])
-    where = json.dumps(found.where)
-    return f'{{"schema": {SCHEMA_VERSION},\n"where": {where},\n"comparisons": [\n{lines}\n],\n"skipped": {skipped}}}\n'
-
-
-def _plain(comparison: Comparison) -> dict[str, Any]:
-    return {
-        "name": comparison.name,
-        "experiment_signature": comparison.experiment,
-        "data_hash": comparison.data,
-        "fingerprint": comparison.fingerprint,
-        "support": comparison.newest.support,
-        "versions": comparison.newest.versions,
-        "config": comparison.config,
-        "reference": comparison.reference_name,
-        "not_comparable_with_the_one_above": {
-            key: {"there": there, "here": here} for key, (there, here) in comparison.differs.items()
-        },
-        "arms": [
-            {
-                "arm": row.arm,
-                "statuses": dict(row.statuses),
-                "seeds": sorted(run.seed for run in row.counted),
-                "figures": {name: vars(known) for name, known in row.figures.items()},
-                "against_reference": {name: vars(known) for name, known in row.against.items()},
-                "folders": [run.folder for run in row.runs],
-            }
-            for row in comparison.rows
-        ],
-        "reading": reading(comparison),
-        "warnings": [{"code": code, "text": text} for code, text in warnings_of(comparison)],
-    }

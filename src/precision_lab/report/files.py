@@ -1,0 +1,131 @@
+"""A comparison as Markdown, as CSV (a line an arm) and as JSON (all figures)."""
+
+import csv
+import io
+import json
+from typing import Any
+
+from precision_lab.recorder import STATUSES
+from precision_lab.report.compare import AGAINST, FIGURES, Comparison
+from precision_lab.report.read import Found
+from precision_lab.report.reading import reading
+from precision_lab.report.render import (
+    LEGEND,
+    Cells,
+    across,
+    across_blocks,
+    blocks,
+    cells_of,
+    is_text,
+    only,
+    skipped_lines,
+    subtitle,
+    title,
+)
+from precision_lab.report.warnings import ranges, warnings_of
+
+SCHEMA_VERSION = 1
+
+
+def markdown(comparisons: list[Comparison], found: Found) -> str:
+    """The same tables and sentences, all of them, for a page or a pull request."""
+    parts = [_escape(line) for line in only(found)]
+    for comparison in comparisons:
+        parts += [f"## {_escape(title(comparison))}", *map(_escape, subtitle(comparison))]
+        parts += [_pipes(cells_of(columns, comparison.rows)) for columns in blocks(comparison)]
+        parts += [_escape(" ".join(reading(comparison)))]
+        parts += ["\n".join(f"- {_escape(text)}" for _, text in warnings_of(comparison))]
+    for group in across(comparisons):
+        parts += [f"## {_escape(title(group[0]))} across hardware"]
+        for caption, cells in across_blocks(group):
+            parts += [_escape(caption[0].upper() + caption[1:]), _pipes(cells)]
+    parts += ["\n".join(f"- {_escape(line)}" for line in skipped_lines(found)), _escape(LEGEND)]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _pipes(cells: Cells) -> str:
+    header, rows = cells
+    rule = ["---" if is_text(place, name) else "---:" for place, name in enumerate(header)]
+    lines = [map(_escape, header), rule, *(map(_escape, row) for row in rows)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+_MARKS = str.maketrans({mark: f"\\{mark}" for mark in "\\|*_<`[&~"})
+
+
+def _escape(text: str) -> str:
+    """A label or folder name is the user's own text."""
+    return text.translate(_MARKS)
+
+
+def as_csv(comparisons: list[Comparison]) -> str:
+    """A line an arm: plain numbers, empty where not known."""
+    lines = []
+    for comparison in comparisons:
+        codes = " ".join(code for code, _ in warnings_of(comparison))
+        for row in comparison.rows:
+            line: dict[str, Any] = {
+                "name": comparison.name,
+                "experiment_signature": comparison.experiment,
+                "data_hash": comparison.data,
+                **comparison.fingerprint,
+                "arm": row.arm,
+                "reference": comparison.reference_name,
+                "seeds": ranges(sorted(run.seed for run in row.counted)),
+                **{status: row.statuses.get(status, 0) for status in STATUSES if status != "running"},
+            }
+            for name in FIGURES:
+                known = row.figures.get(name)
+                line |= {
+                    f"{name}_{part}": getattr(known, part, None)
+                    for part in ("n", "mean", "sd", "median", "low", "high")
+                }
+            for name in AGAINST:
+                known = row.against.get(name)
+                line |= {
+                    f"{name}{part}": getattr(known, part[1:] or "mean", None)
+                    for part in ("", "_low", "_high", "_pairs")
+                }
+            lines.append(line | {"warnings": codes})
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(dict.fromkeys(key for line in lines for key in line)), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(lines)
+    return text.getvalue()
+
+
+def as_json(comparisons: list[Comparison], found: Found) -> str:
+    """All figures with the folders they are from, and what was left out; a line a comparison."""
+    lines = ",\n".join(json.dumps(_plain(comparison)) for comparison in comparisons)
+    skipped = json.dumps([{"folder": folder, "reason": reason} for folder, reason in found.skipped])
+    where = json.dumps(found.where)
+    return f'{{"schema": {SCHEMA_VERSION},\n"where": {where},\n"comparisons": [\n{lines}\n],\n"skipped": {skipped}}}\n'
+
+
+def _plain(comparison: Comparison) -> dict[str, Any]:
+    return {
+        "name": comparison.name,
+        "experiment_signature": comparison.experiment,
+        "data_hash": comparison.data,
+        "fingerprint": comparison.fingerprint,
+        "support": comparison.newest.support,
+        "versions": comparison.newest.versions,
+        "config": comparison.config,
+        "reference": comparison.reference_name,
+        "not_comparable_with_the_one_above": {
+            key: {"there": there, "here": here} for key, (there, here) in comparison.differs.items()
+        },
+        "arms": [
+            {
+                "arm": row.arm,
+                "statuses": dict(row.statuses),
+                "seeds": sorted(run.seed for run in row.counted),
+                "figures": {name: vars(known) for name, known in row.figures.items()},
+                "against_reference": {name: vars(known) for name, known in row.against.items()},
+                "folders": [run.folder for run in row.runs],
+            }
+            for row in comparison.rows
+        ],
+        "reading": reading(comparison),
+        "warnings": [{"code": code, "text": text} for code, text in warnings_of(comparison)],
+    }
