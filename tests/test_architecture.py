@@ -15,7 +15,7 @@ ALL_FILES += sorted((ROOT / "src" / "hydra_plugins").glob("*.py"))
 
 # What must answer before torch is loaded, or in a process without it.
 TORCH_FREE = ["config", "open_sets", "errors", "wording", "identity", "targets", "recorder", "tracking", "terminal"]
-TORCH_FREE += ["folders", "stops", "redaction", "ratios", "sweep.plan", "sweep.view"]
+TORCH_FREE += ["folders", "stops", "redaction", "ratios", "losses", "sweep.plan", "sweep.view"]
 TORCH_FREE += ["report.read", "report.compare", "report.warnings", "report.reading", "report.render", "report.files"]
 MAY_IMPORT = {
     "wandb": {"tracking"},
@@ -43,6 +43,7 @@ LAYERS = [
         "folders",
         "stops",
         "ratios",
+        "losses",
     },
     {"models", "datasets", "hardware", "hashing", "nested", "seeds", "identity", "targets"},
     {"config", "open_sets", "wording", "errors", "redaction"},

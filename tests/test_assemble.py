@@ -21,8 +21,10 @@ from precision_lab.assemble import (
 from precision_lab.config import compose
 from precision_lab.errors import InputError
 from precision_lab.hashing import content_hash
+from precision_lab.precision import perturb
 from precision_lab.redaction import secrets_in
 from precision_lab.run import _Redacting
+from precision_lab.seeds import derive
 
 SMALL = ["precision=fp32", "device=cpu", "dataset=synthetic_images", "dataset.samples=125", "dataset.image_size=8"]
 
@@ -126,6 +128,36 @@ def test_initial_weights_and_data_are_equal_in_every_arm_and_differ_by_seed(work
     other = built("seed=4", *chosen)
     assert content_hash(other.model.state_dict()) not in weights
     assert {work.data.hash for work in made.values()} == {other.data.hash}
+
+
+def test_a_perturbed_arm_starts_from_the_same_hash_and_trains_from_weights_that_differ_by_a_rounding():
+    weights, hashes = {}, {}
+    for arm in ("fp32", "fp32_perturbed", "fp32_perturbed precision.weight_noise=0.01"):
+        ready = assemble(resolve(compose([*f"precision={arm}".split(), "seed=3", "device=cpu"])))
+        weights[arm] = torch.cat([p.detach().flatten() for p in make_trainer(ready).model.parameters()])
+        hashes[arm] = ready.workload.weights_hash
+    assert len(set(hashes.values())) == 1
+    plain, by_a_rounding, by_a_hundredth = weights.values()
+    drawn = plain != 0
+    apart = (by_a_hundredth[drawn].double() / plain[drawn].double() - 1) / 0.01
+    assert (float(apart.mean()), float(apart.std())) == (pytest.approx(0, abs=0.03), pytest.approx(1, abs=0.03))
+    assert 0.2 < float((by_a_rounding != plain).float().mean()) < 0.9
+    torch.testing.assert_close(by_a_rounding, plain, rtol=1e-6, atol=0)
+
+
+def test_the_noise_is_the_seed_s_and_moves_no_other_generator():
+    before = torch.get_rng_state()
+    made = {}
+    for seed in (3, 3, 4):
+        model = torch.nn.Linear(50, 50)
+        torch.nn.init.ones_(model.weight)
+        perturb(model, 0.5, derive(seed, "weight_noise"))
+        made.setdefault(seed, []).append(model.weight.detach())
+        torch.set_rng_state(before)
+        perturb(model, 0.5, 0)
+        assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(*made[3])
+    assert not torch.equal(made[3][0], made[4][0])
 
 
 def test_a_custom_model_gets_the_facts_it_asks_for_with_null():

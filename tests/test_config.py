@@ -256,6 +256,7 @@ F32, BF16, F16 = Dtype.float32, Dtype.bfloat16, Dtype.float16
 ARMS = {
     "auto": (F32, None, False, "ieee"),
     "fp32": (F32, None, False, "ieee"),
+    "fp32_perturbed": (F32, None, False, "ieee"),
     "tf32": (F32, None, False, "tf32"),
     "bf16": (F32, BF16, False, "ieee"),
     "bf16_pure": (BF16, None, False, "ieee"),
@@ -278,6 +279,7 @@ def test_a_precision_file_means_what_its_name_says(name):
     assert (arm.param_dtype, arm.autocast_dtype, arm.grad_scaling, arm.float32_matmul.name) == ARMS[name]
     assert arm.float32_conv is arm.float32_matmul
     assert arm.fp32_modules == []
+    assert arm.weight_noise == (1e-7 if name == "fp32_perturbed" else 0)
 
 
 LEGAL = [
@@ -289,6 +291,7 @@ LEGAL = [
     "precision=bf16 precision.float32_matmul=tf32",
     "precision=fp32 precision.autocast_dtype=bfloat16",
     "precision=tf32 precision.float32_conv=ieee",
+    "precision=bf16 precision.weight_noise=1e-7",
     "precision=fp32 precision.max_consecutive_skips=1 precision.growth_interval=1",
 ]
 NOTHING_TO_SCALE = (
@@ -330,6 +333,13 @@ ILLEGAL = [
     (
         "precision=bf16_pure precision.fp32_modules=[head]",
         "precision.fp32_modules keeps modules out of autocast, and precision.autocast_dtype is null.",
+    ),
+    *(
+        (
+            f"precision=fp32 precision.weight_noise={value}",
+            f"precision.weight_noise={float(value)} must be finite and not below 0: a share of each weight.",
+        )
+        for value in ("-0.5", "nan", "inf")
     ),
     ("precision=fp16 precision.min_scale=0", SCALES.format("65536.0", "0.0")),
     ("precision=fp16 precision.min_scale=-1", SCALES.format("65536.0", "-1.0")),

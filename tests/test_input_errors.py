@@ -21,7 +21,7 @@ import torch
 from precision_lab.config import ROOT
 
 TRAIN = ROOT / "train.py"
-PRECISIONS = "auto, bf16, bf16_pure, fp16, fp16_unscaled, fp32, tf32"
+PRECISIONS = "auto, bf16, bf16_pure, fp16, fp16_unscaled, fp32, fp32_perturbed, tf32"
 TRAINER_KEYS = ("steps", "epochs", "batch_size", "accumulation", "grad_clip", "log_every", "eval_every", "workers")
 
 FAKE_TORCH = """

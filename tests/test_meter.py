@@ -84,6 +84,7 @@ def test_the_time_between_windows_does_not_count():
     assert meter.close() == [375]
     clock.pass_ms(60_000)
     assert meter.step_ms == [125, 125, 375]
+    assert meter.train_s == 0.625
     assert meter.summary()["perf/samples_per_s"] == 3 * 4 / 0.625
 
 
@@ -109,6 +110,7 @@ def test_the_warm_up_steps_do_not_count(warmup, windows):
         got.append([ms / 125 for ms in meter.close()])
     assert got == windows
     measured = sum(windows, [])
+    assert meter.train_s == 0.125 * sum(range(1, 7))  # of training they are a part
     assert meter.step_ms == [125 * ms for ms in measured]
     assert meter.summary()["perf/measured_steps"] == len(measured)
     throughput = meter.summary()["perf/samples_per_s"]
@@ -231,7 +233,7 @@ def test_a_step_never_waits_for_the_device_and_a_window_once():
     take(meter, clock, 125, 250)
     assert timer.calls == ["mark"] * 3
     assert meter.close() == [125, 250]
-    assert timer.calls == ["mark"] * 3 + ["synchronize", "read", "read"]
+    assert timer.calls == ["mark"] * 3 + ["synchronize", "read", "read", "read"]
 
 
 def test_each_window_is_waited_for_on_its_own_last_event():

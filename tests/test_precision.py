@@ -18,7 +18,7 @@ CPU = torch.device("cpu")
 ARMS = sorted(path.stem for path in (CONF / "precision").glob("*.yaml") if path.stem != "auto")
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 AUTOCAST = {"bf16": BF16, "fp16": F16, "fp16_unscaled": F16}  # the others have none
-COMPUTES_IN = {"fp32": F32, "tf32": F32, "bf16_pure": BF16} | AUTOCAST
+COMPUTES_IN = {"fp32": F32, "fp32_perturbed": F32, "tf32": F32, "bf16_pure": BF16} | AUTOCAST
 
 
 def policy(name, **changed):
@@ -189,6 +189,7 @@ def test_fp32_is_ieee_after_the_old_switch_was_lowered(lower):
 
 PROOFS = {
     "fp32": ("float32", 23),
+    "fp32_perturbed": ("float32", 23),
     "bf16": ("bfloat16", 7),
     "bf16_pure": ("bfloat16", 7),
     "fp16": ("float16", 10),

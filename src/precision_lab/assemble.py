@@ -15,7 +15,7 @@ from precision_lab.datasets import Data, as_data
 from precision_lab.errors import InputError
 from precision_lab.hashing import content_hash
 from precision_lab.optim import build_optimizer, check_schedule
-from precision_lab.precision import Policy
+from precision_lab.precision import Policy, perturb
 from precision_lab.seeds import derive, seed_globals
 from precision_lab.task import Task
 from precision_lab.trainer import Trainer
@@ -92,6 +92,12 @@ def build_workload(asked: Config) -> Workload:
     }
     seed_globals(0)  # for a dataset of the user's that draws: equal in all runs, or none were comparable
     data = _checked_data(targets.instantiate("dataset", dataset))
+    model = build_model(asked, data)
+    return Workload(model, content_hash(model.state_dict()), data, targets.bind("task", asked.task))
+
+
+def build_model(asked: Config, data: Data) -> nn.Module:
+    """The model with its seeded initial weights, on the CPU in float32: equal each time it is built."""
     model_node = {
         key: data.facts.get(key) if value is None and key in open_sets.SHARED_FACTS else value
         for key, value in asked.model.items()
@@ -111,7 +117,7 @@ def build_workload(asked: Config) -> Workload:
             f"model._target_={model_node['_target_']} has lazy parameters, whose initial weights would depend on the "
             "first batch; give their sizes."
         )
-    return Workload(model, content_hash(model.state_dict()), data, targets.bind("task", asked.task))
+    return model
 
 
 def _checked_data(made: Any) -> Data:
@@ -167,6 +173,8 @@ def make_trainer(ready: Assembly) -> Trainer:
     """Move the model to the device, give it the arm's dtypes, and build its optimizer. Once."""
     asked, policy = ready.asked, ready.policy
     memory_format = torch.channels_last if asked.device.channels_last else torch.preserve_format
+    if asked.precision.weight_noise:
+        perturb(ready.workload.model, asked.precision.weight_noise, derive(asked.seed, "weight_noise"))
     try:
         model = ready.workload.model.to(policy.device, memory_format=memory_format)
     except RuntimeError as error:

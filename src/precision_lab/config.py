@@ -91,6 +91,7 @@ class PrecisionConfig:
     float32_matmul: Float32Mode = MISSING
     float32_conv: Float32Mode = MISSING
     fp32_modules: list[str] = MISSING
+    weight_noise: float = MISSING
 
     def __post_init__(self) -> None:
         low_params = self.param_dtype is not Dtype.float32
@@ -121,6 +122,10 @@ class PrecisionConfig:
             math.isfinite(self.init_scale) and self.init_scale >= self.min_scale > 0,
             f"precision.init_scale={self.init_scale} and precision.min_scale={self.min_scale} must be finite, "
             "above 0, and the first not below the second.",
+        )
+        require(
+            0 <= self.weight_noise < math.inf,
+            f"precision.weight_noise={self.weight_noise} must be finite and not below 0: a share of each weight.",
         )
         _at_least("precision.growth_interval", self.growth_interval, 1)
         _at_least("precision.max_consecutive_skips", self.max_consecutive_skips, 1)

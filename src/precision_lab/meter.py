@@ -36,6 +36,7 @@ class Meter:
         self._samples: list[int] = []
         self._steps = 0
         self.step_ms: list[float] = []
+        self.train_s = 0.0  # of all windows, warm-up steps included
         self._measured_wait_ms = 0.0
         self._measured_samples = 0
         self._peaks: dict[str, int] = {}
@@ -71,6 +72,7 @@ class Meter:
             self._marks[-1].synchronize()
         times = [self._elapsed_ms(a, b) for a, b in zip(self._marks[first:], self._marks[first + 1 :], strict=False)]
         self.step_ms += times
+        self.train_s += self._elapsed_ms(self._marks[0], self._marks[-1]) / 1e3 if len(self._marks) > 1 else 0.0
         self._measured_wait_ms += sum(self._waits_ms[first:])
         self._measured_samples += sum(self._samples[first:])
         if times:

@@ -153,6 +153,17 @@ def set_float32(matmul: Float32Mode, conv: Float32Mode) -> None:
         getattr(torch.backends.mkldnn, kind).fp32_precision = "ieee"
 
 
+def perturb(model: nn.Module, relative: float, seed: int) -> None:
+    """Multiply each floating-point parameter by 1 + `relative` * a standard normal number, drawn on the CPU."""
+    draw = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for p in model.parameters():
+            if p.is_floating_point():
+                # in float64: in float32 a factor this near to 1 has three values
+                noise = torch.randn(p.shape, generator=draw, dtype=torch.float64)
+                p.copy_(p.cpu().double() * (1 + relative * noise))
+
+
 def backend_flags() -> dict[str, Any]:
     """The process-wide switches that change what a matmul or convolution computes, as they read now."""
     cuda, cudnn, mkldnn = torch.backends.cuda, torch.backends.cudnn, torch.backends.mkldnn

@@ -55,19 +55,26 @@ class Ratio:
 def ratio_of(sittings: Sequence[Sequence[float]], seed: int = 0) -> Ratio:
     """The ratio from the logarithms of paired ratios, sitting by sitting; each has at least one.
 
-    The interval is a percentile bootstrap that draws sittings, then pairs within them (Efron 1979; Davison and
-    Hinkley 1997, section 3.8). Few sittings make such an interval too narrow, so its distance from the estimate is
-    stretched by sqrt(S / (S - 1)) for S sittings.
+    The interval is a percentile bootstrap over pairs that draws whole sittings (the clustered bootstrap, Davison and
+    Hinkley 1997, section 3.8). With S sittings such an interval is too narrow by about sqrt(S / (S - 1)) and by the
+    normal quantile over Student's, so its ends are moved away from the estimate by both. Of one sitting the pairs are
+    drawn, and the spread between sittings is not in the interval.
     """
+    if len(sittings) == 1:
+        sittings = [[pair] for pair in sittings[0]]
     logs = [numpy.asarray(sitting, dtype=float) for sitting in sittings]
     estimate = float(numpy.median(numpy.concatenate(logs)))
     draw = numpy.random.default_rng(seed)
-    medians = [numpy.median(numpy.concatenate(_resampled(logs, draw))) for _ in range(RESAMPLES)]
-    stretch = math.sqrt(len(logs) / (len(logs) - 1)) if len(logs) > 1 else 1.0
+    chosen = draw.integers(len(logs), size=(RESAMPLES, len(logs)))
+    medians = [numpy.median(numpy.concatenate([logs[i] for i in row])) for row in chosen]
+    stretch = _stretch(len(logs))
     low, high = (estimate + (float(end) - estimate) * stretch for end in numpy.quantile(medians, (0.025, 0.975)))
     return Ratio(sum(map(len, logs)), *(math.exp(value) for value in (estimate, low, high)))
 
 
-def _resampled(logs: list[numpy.ndarray], draw: numpy.random.Generator) -> list[numpy.ndarray]:
-    chosen = draw.integers(len(logs), size=len(logs))
-    return [logs[i][draw.integers(len(logs[i]), size=len(logs[i]))] for i in chosen]
+def _stretch(sittings: int) -> float:
+    if sittings == 1:
+        return math.inf
+    from scipy.special import stdtrit  # costs half a second, and is needed only here
+
+    return math.sqrt(sittings / (sittings - 1)) * float(stdtrit(sittings - 1, 0.975)) / 1.96

@@ -34,6 +34,7 @@ METRICS = {
     "train/loss": Metric("nats", "lower"),
     "train/step": Metric("steps attempted", None),
     "train/lr": Metric("1", None),
+    "train/spike_score": Metric("share of steps whose loss lies 7 sd above the mean of those before", "lower"),
     "train/grad_norm": Metric("1, before clipping, after unscaling", None),
     "val/loss": Metric("nats, in the arm's precision", "lower"),
     "val/loss_fp32": Metric("nats, same weights in IEEE float32", "lower"),

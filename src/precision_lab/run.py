@@ -26,6 +26,7 @@ from precision_lab.config import Config, as_values
 from precision_lab.environment import environment_of
 from precision_lab.errors import InputError
 from precision_lab.inspection import measure_memory
+from precision_lab.losses import Curve
 from precision_lab.meter import Meter
 from precision_lab.recorder import Metric, Recorder
 from precision_lab.redaction import redact, secrets_in
@@ -115,7 +116,7 @@ class _Run:
         self.best: dict[str, float | None] = {}
         self.hashes: dict[str, str] = {}
         self.memory: dict[str, Any] | None = None
-        self.curve: dict[str, list[float]] = {}
+        self.curve = Curve()
         self.mirror: Mirror | None = None
 
     def to_the_end(self) -> int:
@@ -195,6 +196,7 @@ class _Run:
                     self.stops.check()
                     if progress.diverged or is_eval_point(progress.step, plan, steps):
                         readings = readings | evaluate(trainer.policy, trainer.task, trainer.model, validation)
+                        self.curve.add(progress.step, meter.train_s, readings["val/loss_fp32"])
                 finally:  # what the window measured stands, whatever becomes of the evaluation
                     self._log(readings)
                 show(progress.step, readings)
@@ -202,7 +204,7 @@ class _Run:
             try:
                 trainer.train(batches, meter, steps, on_log)
             finally:  # an interrupted run keeps what it measured
-                self.final |= meter.summary()
+                self.final |= meter.summary() | {"train/spike_score": self.progress.spikes.score}
                 self.hashes |= {"batches": batches.order_hash(), "losses": self.progress.losses.hexdigest()[:16]}
         self.progress.diverged = self.progress.diverged or self._useless_end()
         if asked.probe.memory and not self.progress.diverged:
@@ -251,9 +253,9 @@ class _Run:
             hashes=self.hashes,
             **{key: self.environment[key] for key in ("fingerprint", "support", "host", "versions", "git")},
             finished=time.time(),
-            overrides=[word for word in sys.argv[1:] if "=" in word and not word.startswith("-")],
+            overrides=[word for word in sys.argv[1:] if word.startswith("~") or ("=" in word and word[0] != "-")],
             memory=self.memory,
-            curve=self.curve,
+            curve=self.curve.stored(),
             config=as_values(asked),
         )
         self.recorder.status(status, reason=reason, step=progress.step)

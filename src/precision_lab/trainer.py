@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from precision_lab.config import PrecisionConfig, TrainerConfig
 from precision_lab.errors import InputError
+from precision_lab.losses import Spikes
 from precision_lab.meter import Meter
 from precision_lab.optim import LearningRate, NonFiniteGuard, Schedule
 from precision_lab.precision import Policy
@@ -35,12 +36,14 @@ class Progress:
     loss_scale: float = 1.0
     diverged: str | None = None  # the reason
     losses: "hashlib._Hash" = field(default_factory=hashlib.sha256)  # over every step's float32 loss
+    spikes: Spikes = field(default_factory=Spikes)
 
     def advance(
         self, losses: numpy.ndarray, skipped: numpy.ndarray, loss_scale: float, limits: PrecisionConfig
     ) -> None:
         """Count the window's steps, one entry each in `losses` and `skipped`, and see whether the run diverged."""
         self.losses.update(losses.astype("<f4").tobytes())
+        self.spikes.add(losses)
         self.nonfinite_steps += int((skipped | ~numpy.isfinite(losses)).sum())
         self.skipped_steps += int(skipped.sum())
         self.loss_scale = loss_scale

@@ -1,0 +1,85 @@
+"""Several arms of one experiment, named by their labels: `fp32,bf16,fp16[fp32_modules=head]`. No torch.
+
+And the settings that a script has beside those of train.py, typed, with their defaults in a YAML file of conf/.
+"""
+
+import re
+from dataclasses import fields
+from typing import Any, TypeVar
+
+import yaml
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from precision_lab import identity
+from precision_lab.config import CONF, Config, PrecisionConfig, compose
+from precision_lab.errors import InputError
+
+Settings = TypeVar("Settings")
+_LABEL = re.compile(r"(\w+)(?:\[(.*)\])?")
+
+
+def arms_of(text: str, overrides: list[str]) -> dict[str, Config]:
+    """label -> what a run of that arm with these overrides of train.py would be asked to do.
+
+    The text is a list such as `[fp32,bf16]`, with or without its brackets.
+    """
+    for word in overrides:
+        if word.lstrip("+~").partition("=")[0].partition(".")[0] == "precision":
+            raise InputError(f"{word} sets one arm's precision; here all arms are named together: arms=[fp32,bf16].")
+        if word.startswith("-"):
+            raise InputError(f"{word} is no override; write key=value, as for train.py.")
+    labels = _split(text[1:-1] if text.startswith("[") and text.endswith("]") else text)
+    arms = {}
+    for label in labels:
+        asked = compose([*overrides, *_overrides_of(label)])
+        arms[identity.arm_label(asked.precision)] = asked
+    if not arms:
+        raise InputError("arms is empty; name precisions: arms=[fp32,bf16].")
+    if len(arms) < len(labels):
+        raise InputError(f"arms={text} names an arm twice.")
+    return arms
+
+
+def _split(text: str) -> list[str]:
+    """At commas that stand outside brackets."""
+    return [part.strip() for part in re.split(r",(?![^\[\]]*\])", text) if part.strip()]
+
+
+def _overrides_of(label: str) -> list[str]:
+    """`fp16[fp32_modules=head+*.norm]` -> `precision=fp16 precision.fp32_modules=[head,*.norm]`."""
+    parts = _LABEL.fullmatch(label)
+    if not parts:
+        raise InputError(f"arms: {label} is no arm; write its precision, with changes in brackets: fp16[init_scale=64].")
+    name, changes = parts.groups()
+    lists = {field.name for field in fields(PrecisionConfig) if field.type == list[str]}
+    words = [f"precision={name}"]
+    for change in (changes or "").split(",") if changes else []:
+        key, equals, value = change.strip().partition("=")
+        if not equals:
+            raise InputError(f"arms: {change} in {label} is no change; write key=value, such as fp16[init_scale=64].")
+        words.append(f"precision.{key}=" + (f"[{value.replace('+', ',')}]" if key in lists else value))
+    return words
+
+
+def own_settings(words: list[str], schema: type[Settings], file: str) -> tuple[Settings, list[str]]:
+    """What `words` set of a script's own settings, on top of conf/<file>; and the other words, for train.py's.
+
+    A text is taken as it stands, any other value as YAML.
+    """
+    own = {field.name: field.type for field in fields(schema)}
+    given: dict[str, Any] = {}
+    others = []
+    for word in words:
+        key, equals, value = word.partition("=")
+        if key in own and equals:
+            given[key] = value if own[key] is str else yaml.safe_load(value)
+        else:
+            others.append(word)
+    try:
+        stated = OmegaConf.merge(OmegaConf.structured(schema), OmegaConf.load(CONF / file), given)
+        return OmegaConf.to_object(stated), others
+    except OmegaConfBaseException as error:
+        key = (error.full_key or next(iter(given), "")).split(".")[0]
+        kind = getattr(own.get(key), "__name__", str(own.get(key)))
+        raise InputError(f"{key}={given.get(key)} is not valid; it takes a value of type {kind}.") from error

@@ -1,0 +1,148 @@
+"""Blocks of one arm's training steps, and the clock that times them. Knows nothing of the other arms.
+
+A step is `Trainer.step`, whole, at a learning rate of 0: every kernel runs, and no weight ever changes. So each block
+of each arm does the same work, from equal weights, however long the benchmark takes. Units: seconds.
+"""
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from precision_lab import hardware
+from precision_lab.assemble import Assembly, build_model, make_trainer, training_batches
+
+# A warm-up ends where the median of the last steps is within this of those before them, and no step was skipped.
+WARM_STEPS, WARM_WITHIN, WARM_TURNS = 5, 0.05, 12
+STAGED_BATCHES, STAGED_BYTES = 16, 2**28
+CLOCK_SHARE = 1e-3  # of a block, that reading the clock may cost
+LONG_STEP_S = 0.05  # a block of one such step needs no lead-in
+SHORT_BLOCK = 5  # steps of a block, where the clock asks for no more
+
+
+class Contestant:
+    """A model of one arm, built for one sitting, with its optimizer and its accounts."""
+
+    def __init__(self, ready: Assembly, compiled: bool):
+        asked = replace(ready.asked, device=replace(ready.asked.device, compile=compiled))
+        workload = replace(ready.workload, model=build_model(asked, ready.workload.data))
+        self._policy, self._device = ready.policy, ready.policy.device
+        self._policy.apply_backends()
+        self._trainer = make_trainer(replace(ready, asked=asked, workload=workload))
+        self._trainer.model.train()
+        for group in self._trainer.optimizer.param_groups:
+            group["lr"] = 0.0
+        self.skipped_steps = 0
+
+    def steps(self, batches: Iterator[Any], steps: int, lead_in: int = 0) -> float:
+        """Seconds a step of `steps` steps, after `lead_in` that are not timed: caches and clocks change hands."""
+        self._policy.apply_backends()  # another arm had the process before
+
+        def run(count: int) -> None:
+            for _ in range(count):
+                self._trainer.step(batches)
+
+        run(lead_in)
+        seconds = timed(self._device, lambda: run(steps))
+        _, _, skipped = self._trainer.window.read()
+        self.skipped_steps = int(skipped.sum())  # of the last call
+        return seconds / steps
+
+    def busy_share(self, batches: Iterator[Any], steps: int, step_s: float) -> float | None:
+        """Share of `step_s` in which a kernel runs on the GPU, from the profile of one block; None off CUDA."""
+        if self._device.type != "cuda":
+            return None
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            self.steps(batches, steps)
+        spans = [
+            (event.time_range.start, event.time_range.end)
+            for event in profile.events()
+            if event.device_type == torch.autograd.DeviceType.CUDA and not getattr(event, "is_user_annotation", False)
+        ]
+        return min(1.0, covered(spans) * 1e-6 / (steps * step_s))
+
+
+def covered(spans: list[tuple[float, float]]) -> float:
+    """Length of the union of intervals: kernels of two streams may overlap."""
+    total, until = 0.0, float("-inf")
+    for start, end in sorted(spans):
+        total += max(0.0, end - max(start, until))
+        until = max(until, end)
+    return total
+
+
+def timed(device: torch.device, action: Callable[[], None]) -> float:
+    """Seconds that `action` takes: on CUDA between two events in its stream, elsewhere on the host's clock."""
+    if device.type == "cuda":
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        action()
+        end.record()
+        end.synchronize()
+        return start.elapsed_time(end) / 1e3
+    hardware.synchronize(device)
+    start = time.perf_counter()
+    action()
+    hardware.synchronize(device)
+    return time.perf_counter() - start
+
+
+def clock_cost(device: torch.device) -> float:
+    """Seconds that it costs the host to time nothing (median of 20)."""
+
+    def once() -> float:
+        start = time.perf_counter()
+        timed(device, lambda: None)
+        return time.perf_counter() - start
+
+    return statistics.median(once() for _ in range(20))
+
+
+def steps_of_a_block(step_s: float, cost_s: float) -> tuple[int, int]:
+    """(timed steps, lead-in) of a block: as short as the clock allows, since short blocks share their noise."""
+    usual = 1 if step_s >= LONG_STEP_S else SHORT_BLOCK
+    steps = max(usual, -int(-cost_s // (CLOCK_SHARE * step_s)))
+    return steps, int(steps > 1)
+
+
+def warm_up(contestants: list[Contestant], ring: "Ring", until: float) -> bool:
+    """Take turns of steps until all are steady; False if they are not after WARM_TURNS, or at the time `until`.
+
+    Turns are shared, so that every contestant takes equally many steps.
+    """
+    medians: list[list[float]] = [[] for _ in contestants]
+    for turn in range(WARM_TURNS):
+        skipped = 0
+        for contestant, known in zip(contestants, medians, strict=True):
+            batches = ring.from_step(turn * WARM_STEPS)
+            times = []
+            for _ in range(WARM_STEPS):
+                times.append(contestant.steps(batches, 1))
+                skipped += contestant.skipped_steps
+            known.append(statistics.median(times))
+        steady = turn > 0 and all(abs(known[-1] - known[-2]) <= WARM_WITHIN * known[-2] for known in medians)
+        if steady and not skipped:
+            return True
+        if turn > 0 and time.monotonic() > until:
+            break
+    return False
+
+
+class Ring:
+    """The first batches of the run, on the device: equal for all arms, and no loading to wait for."""
+
+    def __init__(self, ready: Assembly):
+        batches = training_batches(ready)
+        self._staged = [next(batches)]
+        size = sum(leaf.nbytes for leaf in tree_leaves(self._staged[0]) if isinstance(leaf, torch.Tensor))
+        self._staged += [next(batches) for _ in range(min(STAGED_BATCHES, STAGED_BYTES // max(1, size)) - 1)]
+
+    def from_step(self, step: int) -> Iterator[Any]:
+        """Endless, from the batch of that step on."""
+        while True:
+            yield self._staged[step % len(self._staged)]
+            step += 1
