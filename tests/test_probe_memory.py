@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from precision_lab.probe.memory import SavedActivations, cpu_step_peak_bytes, saved_activations
+from precision_lab.probe.memory import SavedActivations, cpu_step_peak, saved_activations
 
 
 def measure(model: nn.Module, x: Tensor, *, bf16: bool) -> SavedActivations:
@@ -132,7 +132,7 @@ def test_peak_of_known_allocations_to_the_byte() -> None:
         torch.empty(10)
 
     # 4000 + 4000, then 4000 + 12000; `held` and a view of it are one storage.
-    assert cpu_step_peak_bytes(step, [held, held[1:]]) == 400 + 16_000
+    assert cpu_step_peak(step, [held, held[1:]]).nbytes == 400 + 16_000
 
 
 def test_peak_of_a_training_step_that_starts_without_gradients() -> None:
@@ -151,13 +151,13 @@ def test_peak_of_a_training_step_that_starts_without_gradients() -> None:
     expected = 4 * (n + n + n + 1 + 1)
     for _ in range(2):
         weight.grad = None
-        assert cpu_step_peak_bytes(step, [weight, x]) == expected
+        assert cpu_step_peak(step, [weight, x]).nbytes == expected
 
 
 def test_a_free_of_memory_that_an_earlier_profile_saw_does_not_lower_the_peak() -> None:
     n = 1 << 25  # 64 MiB, never touched: mapped and unmapped as a whole, so addresses do come back
     kept: list[Tensor] = []
-    cpu_step_peak_bytes(lambda: kept.append(torch.empty(n // 2 + 1)), [])
+    cpu_step_peak(lambda: kept.append(torch.empty(n // 2 + 1)), [])
     address = kept.pop().data_ptr()
     kept.append(torch.empty(n // 2))
     if kept[0].data_ptr() != address:
@@ -167,14 +167,14 @@ def test_a_free_of_memory_that_an_earlier_profile_saw_does_not_lower_the_peak() 
         kept.clear()
         torch.empty(100)
 
-    assert cpu_step_peak_bytes(step, [torch.empty(50)]) == 200 + 400
+    assert cpu_step_peak(step, [torch.empty(50)]).nbytes == 200 + 400
 
 
 def test_kineto_prints_nothing() -> None:
     # In a fresh process: the level is read when the profiler first starts.
     code = (
-        "import torch; from precision_lab.probe.memory import cpu_step_peak_bytes as peak; "
-        "print(peak(lambda: torch.empty(10), []))"
+        "import torch; from precision_lab.probe.memory import cpu_step_peak as peak; "
+        "print(peak(lambda: torch.empty(10), []).nbytes)"
     )
     environment = {k: v for k, v in os.environ.items() if k != "KINETO_LOG_LEVEL"}
     environment["PYTHONPATH"] = os.pathsep.join(sys.path)

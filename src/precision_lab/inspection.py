@@ -1,5 +1,6 @@
 """One training step looked at: operation by operation, or for the memory it takes."""
 
+import dataclasses
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -12,8 +13,10 @@ from precision_lab import hardware, identity
 from precision_lab.assemble import assemble, make_trainer, resolve, training_batches
 from precision_lab.config import Config
 from precision_lab.errors import InputError
-from precision_lab.probe.memory import cpu_step_peak_bytes, saved_activations
+from precision_lab.probe.ledger import step_memory
+from precision_lab.probe.memory import cpu_step_peak, saved_activations
 from precision_lab.probe.ops import op_map, render
+from precision_lab.task import Task
 from precision_lab.trainer import Trainer
 
 
@@ -36,21 +39,58 @@ def measure_memory(trainer: Trainer, batch: Any, compiled: bool) -> dict[str, fl
     Saved activations on every device; the peak on a CPU alone, from the allocator's events
     (elsewhere the allocator keeps its own peak).
     """
-    inputs = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
     trainer.model.train()
     figures = {}
     if not compiled:  # a compiled model would run eagerly beneath the instrument, and keep something else
-        saved = saved_activations(trainer.model, _forward(trainer, batch), exclude=inputs)
+        saved = saved_activations(trainer.model, _forward(trainer, batch), exclude=_tensors_in(batch))
         figures["mem/saved_activations_mib"] = saved.activations_bytes / 2**20
         figures["mem/saved_weight_casts_mib"] = saved.weight_casts_bytes / 2**20
     if trainer.policy.device.type == "cpu":
-        state = [value for entry in trainer.optimizer.state.values() for value in entry.values()]
-        kept = [*trainer.model.parameters(), *trainer.model.buffers(), *state, *inputs]
         trainer.optimizer.zero_grad()
-        alive = filter(torch.is_tensor, kept)
-        peak = cpu_step_peak_bytes(lambda: trainer.step(itertools.repeat(batch)), alive)
-        figures["mem/peak_allocated_gib"] = peak / hardware.GIB
+        alive = itertools.chain(*_by_kind(trainer, batch).values())
+        peak = cpu_step_peak(lambda: trainer.step(itertools.repeat(batch)), alive)
+        figures["mem/peak_allocated_gib"] = peak.nbytes / hardware.GIB
     return figures
+
+
+def peak_by_kind(trainer: Trainer, batch: Any) -> dict[str, Any]:
+    """What the peak of one more step is made of, in bytes, as result.json keeps it; see `step_memory`.
+
+    On CUDA also the most that the allocator held from the device in that step, and what of the device's memory
+    is in use now, by whatever process. It trains: to be called after all that counts. Not for a compiled model.
+    """
+    trainer.model.train()
+    trainer.optimizer.zero_grad()
+    task, device = trainer.task, trainer.policy.device
+
+    def step(watched: Callable[[Task], Task]) -> None:
+        trainer.task = watched(task)
+        try:
+            trainer.step(itertools.repeat(batch))
+        finally:
+            trainer.task = task
+
+    found = step_memory(step, lambda: _by_kind(trainer, batch), trainer.model.parameters(), device)
+    part = {"batch_size": trainer.plan.batch_size, **dataclasses.asdict(found)}
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info()
+        part |= {"reserved_bytes": torch.cuda.max_memory_reserved(), "device_used_bytes": total - free}
+    return part
+
+
+def _by_kind(trainer: Trainer, batch: Any) -> dict[str, list[Tensor]]:
+    """The tensors of a trainer that are there between two steps."""
+    model = trainer.model
+    return {
+        "parameters": [*model.parameters(), *model.buffers()],
+        "gradients": [p.grad for p in model.parameters() if p.grad is not None],
+        "optimizer_state": _tensors_in(list(trainer.optimizer.state.values())),
+        "batch": _tensors_in(batch),
+    }
+
+
+def _tensors_in(nested: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(nested) if isinstance(leaf, Tensor)]
 
 
 def _forward(trainer: Trainer, batch: Any) -> Callable[[], Tensor]:

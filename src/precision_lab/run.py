@@ -25,7 +25,7 @@ from precision_lab.batches import TrainBatches
 from precision_lab.config import Config, as_values
 from precision_lab.environment import environment_of
 from precision_lab.errors import InputError
-from precision_lab.inspection import measure_memory
+from precision_lab.inspection import measure_memory, peak_by_kind
 from precision_lab.losses import Curve
 from precision_lab.meter import Meter
 from precision_lab.recorder import Metric, Recorder
@@ -214,6 +214,8 @@ class _Run:
         try:
             batch = next(training_batches(self.ready))
             self.final |= measure_memory(self.trainer, batch, self.asked.device.compile)
+            if not self.asked.device.compile:
+                self.memory = peak_by_kind(self.trainer, batch)
         except Exception as error:  # the run is complete without it
             log.warning("memory could not be measured: %s: %s", type(error).__name__, str(error).split("\n")[0])
 

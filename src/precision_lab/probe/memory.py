@@ -4,6 +4,7 @@ Knows: exact bytes of tensor storages. Refuses to know: process memory, fragment
 a CUDA or MPS allocator reserves (those have counters of their own). Units: bytes.
 """
 
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -50,12 +51,12 @@ def saved_activations(
     them, and the inputs of checkpointed regions, which activation checkpointing keeps in a closure.
     """
     exclude = list(exclude)  # held, so that no storage of theirs can be replaced meanwhile
-    casts = _WeightCasts(model.parameters())
-    kept_anyway = {_storage_id(t) for t in (*model.parameters(), *model.buffers(), *exclude)} | {None}
+    casts = WeightCasts(model.parameters())
+    kept_anyway = {storage_id(t) for t in (*model.parameters(), *model.buffers(), *exclude)} | {None}
     saved: dict[int, _SavedStorage] = {}
 
     def pack(tensor: Tensor) -> Tensor:
-        key = _storage_id(tensor)
+        key = storage_id(tensor)
         if key not in kept_anyway and key not in saved:
             saved[key] = _SavedStorage(tensor)
         return tensor
@@ -78,7 +79,26 @@ def saved_activations(
     )
 
 
-def cpu_step_peak_bytes(step: Callable[[], None], alive: Iterable[Tensor]) -> int:
+@dataclass
+class Block:
+    """Memory that the CPU's allocator handed out during a step. Times in ns since 1970."""
+
+    pointer: int
+    nbytes: int
+    born_ns: int
+    freed_ns: float = math.inf  # until the end of the step: not freed
+
+
+@dataclass(frozen=True)
+class CpuPeak:
+    """The peak of one step: made of what was alive before the step, and of `blocks` that the step was given."""
+
+    nbytes: int
+    at_ns: int  # when the last block was handed out that made it; 0 where the step allocated nothing
+    blocks: list[Block]  # alive at that moment
+
+
+def cpu_step_peak(step: Callable[[], None], alive: Iterable[Tensor]) -> CpuPeak:
     """Peak of allocated CPU memory while `step` runs once, by the allocator's own events.
 
     `alive` names what exists at the start: parameters, buffers, optimizer state, batch, and
@@ -94,22 +114,27 @@ def cpu_step_peak_bytes(step: Callable[[], None], alive: Iterable[Tensor]) -> in
     # 6 is above ERROR: without a GPU kineto reports "gpuGetDeviceCount failed" as an error (2.14.1).
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
     on_cpu = (t for t in alive if t.device.type == "cpu")
-    storages = {_storage_id(t): t.untyped_storage() for t in on_cpu}  # holds each until the end
+    storages = {storage_id(t): t.untyped_storage() for t in on_cpu}  # holds each until the end
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as prof:
         step()
     allocated = peak = sum(storage.nbytes() for storage in storages.values())
-    live: dict[int, int] = {}  # address -> bytes, of what the step itself allocated
+    at_ns = 0
+    live: dict[int, Block] = {}  # by address, of what the step itself allocated
+    blocks: list[Block] = []
     for event in sorted(_allocations(prof), key=lambda event: event.start_time_ns):
         pointer, nbytes = event.extra_fields.ptr, event.extra_fields.alloc_size
         if nbytes > 0:
-            live[pointer] = nbytes
+            live[pointer] = Block(pointer, nbytes, event.start_time_ns)
+            blocks.append(live[pointer])
             allocated += nbytes
-            peak = max(peak, allocated)
-        else:
-            # The allocator's table may remember an address from an earlier profile, with the
-            # size it had then: a free that this step's allocations do not explain is not counted.
-            allocated -= live.pop(pointer, 0)
-    return peak
+            if allocated > peak:
+                peak, at_ns = allocated, event.start_time_ns
+        # The allocator's table may remember an address from an earlier profile, with the
+        # size it had then: a free that this step's allocations do not explain is not counted.
+        elif block := live.pop(pointer, None):
+            allocated -= block.nbytes
+            block.freed_ns = event.start_time_ns
+    return CpuPeak(peak, at_ns, [block for block in blocks if block.born_ns <= at_ns < block.freed_ns])
 
 
 def _allocations(prof: profile) -> Iterator:
@@ -135,20 +160,20 @@ class _SavedStorage:
         self.dtype = str(tensor.dtype).removeprefix("torch.")
 
 
-class _WeightCasts(TorchDispatchMode):
+class WeightCasts(TorchDispatchMode):
     """Finds casts of parameters below autocast, by storage: also of views and transposes."""
 
     supports_higher_order_operators = True
 
     def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
         super().__init__()
-        self._parameters = {_storage_id(parameter) for parameter in parameters} - {None}
+        self._parameters = {storage_id(parameter) for parameter in parameters} - {None}
         self.copies: dict[int, StorageWeakRef] = {}
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
         if func in _COPIES:
-            source, dtype_changed = _storage_id(args[0]), result.dtype != args[0].dtype
+            source, dtype_changed = storage_id(args[0]), result.dtype != args[0].dtype
             # A copy of a cast (another memory format, say) is still a cast of the weight.
             if source in self.copies or (source in self._parameters and dtype_changed):
                 storage = result.untyped_storage()
@@ -156,6 +181,6 @@ class _WeightCasts(TorchDispatchMode):
         return result
 
 
-def _storage_id(tensor: Tensor) -> int | None:
+def storage_id(tensor: Tensor) -> int | None:
     """The storage object's address: an identity while the storage lives. None for sparse tensors."""
     return tensor.untyped_storage()._cdata if tensor.layout == torch.strided else None
