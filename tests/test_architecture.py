@@ -17,6 +17,7 @@ ALL_FILES += sorted((ROOT / "src" / "hydra_plugins").glob("*.py"))
 TORCH_FREE = ["config", "open_sets", "errors", "wording", "identity", "targets", "recorder", "tracking", "terminal"]
 TORCH_FREE += ["folders", "stops", "redaction", "ratios", "losses", "sweep.plan", "sweep.view"]
 TORCH_FREE += ["report.read", "report.compare", "report.warnings", "report.reading", "report.render", "report.files"]
+TORCH_FREE += ["report.memory"]
 MAY_IMPORT = {
     "wandb": {"tracking"},
     "hydra": {"config", "targets"},

@@ -117,6 +117,12 @@ class Row:
         return self.settings.get("autocast_dtype") or self.settings.get("param_dtype") or ""
 
     @property
+    def memory(self) -> dict[str, Any] | None:
+        """The newest counted run's peak by kind, as its result.json has it; None where no run tells."""
+        told = [run for run in self.counted if run.memory and sum(run.memory["by_kind"].values()) > 0]
+        return max(told, key=lambda run: run.finished).memory if told else None
+
+    @property
     def statuses(self) -> Counter[str]:
         """How many runs ended how; a completed run that a newer one stands for is left out."""
         superseded = {id(run) for run in self.superseded}

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from precision_lab.recorder import STATUSES
-from precision_lab.report.compare import AGAINST, FIGURES, Comparison
+from precision_lab.report.compare import AGAINST, FIGURES, Comparison, Row
 from precision_lab.report.read import Found
 from precision_lab.report.reading import reading
 from precision_lab.report.render import (
@@ -86,12 +86,20 @@ def as_csv(comparisons: list[Comparison]) -> str:
                     f"{name}{part}": getattr(known, part[1:] or "mean", None)
                     for part in ("", "_low", "_high", "_pairs")
                 }
-            lines.append(line | {"warnings": codes})
+            lines.append(line | _of_memory(row) | {"warnings": codes})
     text = io.StringIO()
     writer = csv.DictWriter(text, list(dict.fromkeys(key for line in lines for key in line)), lineterminator="\n")
     writer.writeheader()
     writer.writerows(lines)
     return text.getvalue()
+
+
+def _of_memory(row: Row) -> dict[str, Any]:
+    """What the arm's peak is made of, by column; nothing where that is not known."""
+    if not row.memory:
+        return {}
+    by_kind = {f"peak_{kind}_mib": nbytes / 2**20 for kind, nbytes in row.memory["by_kind"].items()}
+    return {"peak_phase": row.memory["phase"]} | by_kind
 
 
 def as_json(comparisons: list[Comparison], found: Found) -> str:
@@ -122,6 +130,7 @@ def _plain(comparison: Comparison) -> dict[str, Any]:
                 "seeds": sorted(run.seed for run in row.counted),
                 "figures": {name: vars(known) for name, known in row.figures.items()},
                 "against_reference": {name: vars(known) for name, known in row.against.items()},
+                "memory": row.memory,
                 "folders": [run.folder for run in row.runs],
             }
             for row in comparison.rows

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from precision_lab.report.compare import Comparison, Estimate, Row
+from precision_lab.report.memory import memory_reasons
 from precision_lab.report.read import plain
 
 # Below this a step is mostly dispatch and casts, whatever the units do.
@@ -18,7 +19,7 @@ _LOW = ("bfloat16", "float16")
 
 def reading(comparison: Comparison) -> list[str]:
     """Sentences on speed, on memory, on the loss and on runs that did not complete, as far as there is something."""
-    told = [_speed(comparison), _memory(comparison), _loss(comparison), _ends(comparison.rows)]
+    told = [_speed(comparison), _memory(comparison), *memory_reasons(comparison), _loss(comparison), _ends(comparison.rows)]
     return [sentence for sentence in told if sentence]
 
 
@@ -115,9 +116,8 @@ def _memory(comparison: Comparison) -> str:
     parts = [f"{whole}, {_shares(known, verb)}" for whole, verb, known in kinds if known]
     alike = len({row.settings.get("param_dtype") for row in [base, *(row for row, _ in peak)]}) == 1
     hardly = all(0.9 < share.mean < 1.1 for _, share in peak) and any(share.mean < 0.8 for _, share in saved)
-    why = (
-        ", since weights, gradients and optimizer state take as much in every arm" if peak and alike and hardly else ""
-    )
+    guessed = peak and alike and hardly and not memory_reasons(comparison)
+    why = ", since weights, gradients and optimizer state take as much in every arm" if guessed else ""
     text = f"{'; '.join(parts)}{why}."
     return text[0].upper() + text[1:]
 
