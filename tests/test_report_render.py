@@ -238,6 +238,7 @@ def test_a_short_step_is_named_as_a_likely_reason_of_a_low_precision_that_is_slo
 )
 def test_the_reason_for_a_peak_that_hardly_moves_is_given_only_where_it_can_be_the_reason(tmp_path, arm, peak, said):
     made = [result(), result(arm, saved_activations_mib=50.0, peak_allocated_gib=peak)]
+    made = [one | {"memory": None} for one in made]
     assert ("since weights, gradients and optimizer state" in read_out(tmp_path, made)[1]) is said
 
 
