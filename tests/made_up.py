@@ -21,6 +21,7 @@ ARMS = {
     "bf16": {"name": "bf16", "autocast_dtype": "bfloat16"},
     "fp16": {"name": "fp16", "autocast_dtype": "float16", "grad_scaling": True},
     "bf16_pure": {"name": "bf16_pure", "param_dtype": "bfloat16"},
+    "fp32_perturbed": {"name": "fp32_perturbed", "weight_noise": 1e-7},
 }
 _RESULT: dict[str, Any] = {
     "note": NOTE,
@@ -69,6 +70,7 @@ _RESULT: dict[str, Any] = {
         "final/val_loss_fp32": 0.5,
         "final/val_loss": 0.5,
         "final/val_accuracy": 0.75,
+        "final/train_spike_score": 0.0,
         "final/perf_step_ms_p50": 2.0,
         "final/perf_samples_per_s": 32000.0,
         "final/perf_data_wait_share": 0.02,
@@ -104,4 +106,63 @@ def put(folder: Path, made: dict[str, Any] | None = None, **words: Any) -> Path:
     made = made or result(**words)
     (folder / "result.json").write_text(json.dumps(made))
     (folder / "status.json").write_text(json.dumps({"status": made["status"]}))
+    return folder
+
+
+def benchmark(machine: dict[str, Any] = XEON, floor: tuple = (1.0, 0.995, 1.005), **ratios: Any) -> dict[str, Any]:
+    """A benchmark of fp32 and the arms named, `bf16=(1.5, 1.48, 1.52)`: ratio and interval, computing alone.
+
+    Columns of another kind are added by `column`.
+    """
+    arms = {"fp32": None, **ratios}
+    made = {
+        "note": NOTE,
+        "schema": 1,
+        "name": "night",
+        "experiment_signature": _RESULT["experiment_signature"],
+        "data_hash": _RESULT["hashes"]["data"],
+        "fingerprint": dict(machine),
+        "finished": 2_000_000.0,
+        "settings": {"arms": ",".join(arms), "reference": "fp32", "budget_s": 60.0, "half_width": 0.01},
+        "conditions": {"start": {"busy_cores": 0.1, "cores": 8}, "end": {"busy_cores": 0.1, "cores": 8}},
+        "energy": "not measured: no CUDA device",
+        "reference": "fp32",
+        "stopped_by": "width",
+        "seconds": 30.0,
+        "sittings": 10,
+        "in_processes": False,
+        "warm_up_capped": 0,
+        "arms": {
+            arm: {
+                "precision": _PRECISION | ARMS[arm],
+                "without": None,
+                "data_share": None,
+                "skipped_steps": 0,
+                "compile_s": None,
+                "joules_per_sample": None,
+            }
+            for arm in arms
+        },
+        "columns": [column("fp32", None), column("fp32", floor, again=True)],
+    }
+    made |= {key: _RESULT[key] for key in ("host", "versions", "git", "config")}
+    made |= {"support": SUPPORT[machine["model"]]}
+    made["columns"] += [column(arm, ratio) for arm, ratio in ratios.items()]
+    return made
+
+
+def column(arm: str, ratio: tuple | None, **changes: Any) -> dict[str, Any]:
+    """One kind of step: `ratio` is (value, low, high) of 120 pairs, None for the reference arm."""
+    made = {"arm": arm, "again": False, "compiled": False, "with_data": False, "step_ms": 2.0 / (ratio or [1])[0]}
+    made |= {"step_ms_p25": made["step_ms"] * 0.98, "step_ms_p75": made["step_ms"] * 1.02, "steps_of_a_block": 5}
+    made |= {"busy_share": None, "ratio": None, "seconds_a_step": [[made["step_ms"] / 1e3]]}
+    if ratio:
+        made["ratio"] = dict(zip(("value", "low", "high"), ratio, strict=True)) | {"pairs": 120}
+    return made | changes
+
+
+def put_benchmark(folder: Path, made: dict[str, Any]) -> Path:
+    """Write a benchmark's folder."""
+    folder.mkdir(parents=True)
+    (folder / "benchmark.json").write_text(json.dumps(made))
     return folder

@@ -2,12 +2,17 @@
 
 import pytest
 
-from made_up import H100, V100, put, result
+from made_up import H100, V100, benchmark, put, put_benchmark, result
 from precision_lab.report.compare import compare
 from precision_lab.report.read import read
 from precision_lab.report.warnings import WARNINGS, ranges, warnings_of
 
 SEEDS = range(6)
+FASTER = (1.5, 1.48, 1.52)
+HELD_DOWN = {
+    "start": {"busy_cores": 4.5, "cores": 8, "throttled_by": [], "other_processes": [77]},
+    "end": {"busy_cores": 0.1, "cores": 8, "throttled_by": ["SwPowerCap"], "other_processes": [77]},
+}
 
 
 def sound():
@@ -17,7 +22,7 @@ def sound():
 
 def told(folder, made, **words):
     for number, one in enumerate(made):
-        put(folder / str(number), one)
+        put_benchmark(folder / str(number), one) if "columns" in one else put(folder / str(number), one)
     (one,) = compare(read([folder]), **words)
     return dict(warnings_of(one))
 
@@ -96,6 +101,19 @@ CASES = {
         "Completed runs that do not count, since a newer one has their arm and seed: ",
     ),
     "timed_in_turn": (lambda: sound(), "Arms were timed one after the other and not in alternation"),
+    "benchmark_floor": (
+        lambda: [*sound(), benchmark(H100, floor=(1.02, 1.01, 1.03), bf16=FASTER)],
+        "in it the reference arm timed against itself came out as 1.020 [1.010, 1.030], which leaves 1 out.",
+    ),
+    "benchmark_disturbed": (
+        lambda: [*sound(), benchmark(H100, bf16=FASTER) | {"conditions": HELD_DOWN}],
+        "While the newest benchmark ran: Others kept 4.5 of 8 cores busy. The GPU's clocks were held down: "
+        "SwPowerCap. Other processes were on the GPU: 77.",
+    ),
+    "benchmark_versions": (
+        lambda: [*sound(), benchmark(H100, bf16=FASTER) | {"versions": {"python": "3.12.1", "torch": "2.11.0"}}],
+        "made with other versions: torch 2.11.0, the newest run 2.14.1.",
+    ),
 }
 
 
@@ -116,6 +134,20 @@ def test_a_warning_is_given_when_it_applies_and_says_of_whom(tmp_path, code):
         "not_completed": {"unequal_seeds", "few_pairs"},
     }
     assert set(given) - {"timed_in_turn", code} <= along.get(code, set())
+
+
+def test_a_benchmark_lifts_the_warning_of_the_arms_that_it_timed(tmp_path):
+    timed = benchmark(H100, bf16=FASTER)
+    assert told(tmp_path / "all", [*sound(), timed]) == {}
+    more = [*sound(), *(result("tf32", seed, H100) for seed in SEEDS), timed]
+    assert told(tmp_path / "some", more)["timed_in_turn"].startswith("tf32: these arms were timed one after the other")
+
+
+@pytest.mark.parametrize(
+    "other", [{"experiment_signature": "76543210"}, {"data_hash": "other"}, {"fingerprint": dict(V100)}]
+)
+def test_a_benchmark_of_something_else_lifts_nothing(tmp_path, other):
+    assert set(told(tmp_path, [*sound(), benchmark(H100, bf16=FASTER) | other])) == {"timed_in_turn"}
 
 
 def test_evaluation_is_compared_within_a_run(tmp_path):

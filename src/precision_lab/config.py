@@ -262,6 +262,27 @@ class Config:
             )
 
 
+@dataclass
+class BenchmarkConfig:
+    """What scripts/benchmark.py times, and for how long."""
+
+    arms: str = MISSING
+    reference: str = MISSING
+    budget_s: float = MISSING
+    half_width: float = MISSING
+    data: bool = MISSING
+    compiled: bool = MISSING
+    processes: bool | None = MISSING
+
+    def __post_init__(self) -> None:
+        require(
+            0 < self.budget_s < math.inf, f"budget_s={self.budget_s} must be above 0 and finite: seconds to measure."
+        )
+        require(
+            0 < self.half_width < 1, f"half_width={self.half_width} must be above 0 and below 1: a share of the ratio."
+        )
+
+
 # What Hydra raises where the input cannot be composed; ValueError for a group that is given a non-name.
 COMPOSITION_ERRORS = (HydraException, OmegaConfBaseException, YAMLError, ValueError)
 

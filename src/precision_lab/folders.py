@@ -43,6 +43,22 @@ def new_folder(asked: Config, device: str) -> Path:
     return folder
 
 
+def benchmark_folder(asked: Config) -> Path:
+    """Make the folder of a benchmark: of a named experiment beside its runs, `sweeps/<name>/benchmarks/<time>`."""
+    now = datetime.now()
+    if asked.name:
+        folder = sweep_folder(asked) / "benchmarks" / f"{now:%Y-%m-%d_%H-%M-%S-%f}"
+    else:
+        what = "_".join(identity.slug(asked, "benchmark").split("_")[:2])
+        name = f"{now:%H-%M-%S-%f}_{what}_{identity.experiment_signature(asked)}"
+        folder = outputs(asked) / "benchmarks" / f"{now:%Y-%m-%d}" / name
+    try:
+        folder.mkdir(parents=True)
+    except OSError as error:
+        raise _cannot_be_made(folder, error) from error
+    return folder
+
+
 def open_log(folder: Path) -> TextIO:
     """The run's own log, for more lines at its end."""
     return (folder / LOG).open("a", encoding="utf-8", errors="backslashreplace")

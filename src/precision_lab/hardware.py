@@ -179,6 +179,21 @@ def total_memory() -> int:
         return 0
 
 
+def available_memory() -> int | None:
+    """Bytes that new processes could use without swapping, as Linux estimates it; None where nobody tells."""
+    try:
+        with open("/proc/meminfo") as file:
+            return next(int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable"))
+    except (OSError, StopIteration):
+        return None
+
+
+def release_cached_memory() -> None:
+    """Give memory that an accelerator's allocator keeps for later back to the device."""
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
 def describe(device: torch.device, support: dict[str, str]) -> str:
     """One line for the terminal: `cpu: Intel(R) Xeon(R) Processor, threads: 2; bfloat16 native, ...`."""
     machine = fingerprint(device)

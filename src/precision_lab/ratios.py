@@ -62,14 +62,24 @@ def ratio_of(sittings: Sequence[Sequence[float]], seed: int = 0) -> Ratio:
     """
     if len(sittings) == 1:
         sittings = [[pair] for pair in sittings[0]]
-    logs = [numpy.asarray(sitting, dtype=float) for sitting in sittings]
-    estimate = float(numpy.median(numpy.concatenate(logs)))
-    draw = numpy.random.default_rng(seed)
-    chosen = draw.integers(len(logs), size=(RESAMPLES, len(logs)))
-    medians = [numpy.median(numpy.concatenate([logs[i] for i in row])) for row in chosen]
-    stretch = _stretch(len(logs))
+    logs = numpy.concatenate([numpy.asarray(sitting, dtype=float) for sitting in sittings])
+    sitting_of = numpy.repeat(numpy.arange(len(sittings)), [len(sitting) for sitting in sittings])
+    order = numpy.argsort(logs)
+    logs, sitting_of = logs[order], sitting_of[order]
+    draws = numpy.random.default_rng(seed).multinomial(
+        len(sittings), numpy.full(len(sittings), 1 / len(sittings)), size=RESAMPLES
+    )  # [RESAMPLES, S]: how often each sitting is drawn
+    medians = _weighted_medians(logs, draws[:, sitting_of])
+    estimate, stretch = float(numpy.median(logs)), _stretch(len(sittings))
     low, high = (estimate + (float(end) - estimate) * stretch for end in numpy.quantile(medians, (0.025, 0.975)))
-    return Ratio(sum(map(len, logs)), *(math.exp(value) for value in (estimate, low, high)))
+    return Ratio(len(logs), *(math.exp(value) for value in (estimate, low, high)))
+
+
+def _weighted_medians(ordered: numpy.ndarray, weights: numpy.ndarray) -> numpy.ndarray:
+    """The median of `ordered` [N] under each row of whole weights [R, N]: midway where the two halves part."""
+    below = numpy.cumsum(weights, axis=1)
+    half = below[:, -1:] / 2
+    return (ordered[(below >= half).argmax(axis=1)] + ordered[(below > half).argmax(axis=1)]) / 2
 
 
 def _stretch(sittings: int) -> float:

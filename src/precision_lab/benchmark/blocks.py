@@ -4,6 +4,7 @@ A step is `Trainer.step`, whole, at a learning rate of 0: every kernel runs, and
 of each arm does the same work, from equal weights, however long the benchmark takes. Units: seconds.
 """
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -17,7 +18,7 @@ from precision_lab import hardware
 from precision_lab.assemble import Assembly, build_model, make_trainer, training_batches
 
 # A warm-up ends where the median of the last steps is within this of those before them, and no step was skipped.
-WARM_STEPS, WARM_WITHIN, WARM_TURNS = 5, 0.05, 12
+WARM_STEPS, WARM_WITHIN, WARM_TURNS = 10, 0.05, 10
 STAGED_BATCHES, STAGED_BYTES = 16, 2**28
 CLOCK_SHARE = 1e-3  # of a block, that reading the clock may cost
 LONG_STEP_S = 0.05  # a block of one such step needs no lead-in
@@ -102,11 +103,10 @@ def clock_cost(device: torch.device) -> float:
     return statistics.median(once() for _ in range(20))
 
 
-def steps_of_a_block(step_s: float, cost_s: float) -> tuple[int, int]:
-    """(timed steps, lead-in) of a block: as short as the clock allows, since short blocks share their noise."""
+def steps_of_a_block(step_s: float, cost_s: float) -> int:
+    """As few steps as the clock's cost allows: blocks that lie close together share the machine's noise."""
     usual = 1 if step_s >= LONG_STEP_S else SHORT_BLOCK
-    steps = max(usual, -int(-cost_s // (CLOCK_SHARE * step_s)))
-    return steps, int(steps > 1)
+    return max(usual, math.ceil(cost_s / (CLOCK_SHARE * step_s)))
 
 
 def warm_up(contestants: list[Contestant], ring: "Ring", until: float) -> bool:

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from precision_lab.errors import InputError
-from precision_lab.ratios import Ratio
 from precision_lab.recorder import STATUSES
+from precision_lab.report.benchmarks import Benchmark, Timing
 from precision_lab.report.read import Found, Run, plain
 
 # What is read from a run's summary.
@@ -30,6 +30,7 @@ FIGURES = {
     "val_loss_fp32": "final/val_loss_fp32",
     "val_loss": "final/val_loss",
     "val_accuracy": "final/val_accuracy",
+    "spike_score": "final/train_spike_score",
     "skipped_steps": "final/amp_skipped_steps",
     "loss_scale": "final/amp_loss_scale",
 }
@@ -82,18 +83,6 @@ class Estimate:
     high: float | None
 
 
-@dataclass(frozen=True)
-class Timing:
-    """What a benchmark says of an arm beside the reference arm, timed in alternation. Ratios above 1: faster."""
-
-    ratio: Ratio  # of computing alone
-    end_to_end: Ratio | None = None  # with the data loader
-    compiled: Ratio | None = None  # of both arms compiled, computing alone
-    data_share: float | None = None  # of the arm's step that data takes and computing does not hide
-    busy_share: float | None = None  # of the arm's step that kernels run on the GPU
-    joules_per_sample: float | None = None
-
-
 @dataclass
 class Row:
     """One arm."""
@@ -115,6 +104,11 @@ class Row:
     def dtype(self) -> str:
         """What its matmuls compute in, by torch's name; "" where its settings do not tell."""
         return self.settings.get("autocast_dtype") or self.settings.get("param_dtype") or ""
+
+    @property
+    def perturbed(self) -> bool:
+        """Whether its initial weights had noise put on them: a control, and no arm to train with."""
+        return bool(self.settings.get("weight_noise"))
 
     @property
     def memory(self) -> dict[str, Any] | None:
@@ -147,6 +141,7 @@ class Comparison:
     config: dict[str, Any]  # flat, the experiment's identity
     rows: list[Row]
     reference_name: str
+    benchmarks: list[Benchmark]  # of this experiment, data and hardware, newest first
     akin: bool = False  # to the comparison before: the same experiment and data on other hardware
     differs: dict[str, tuple[Any, Any]] = field(default_factory=dict)  # from the comparison before: there, here
 
@@ -189,7 +184,7 @@ def compare(found: Found, reference: str = "fp32", sort: str | None = None) -> l
     _place_those_without_data(groups)
     labels = _labels(found.runs)
     made = [
-        _compare_one(runs, data, found.configs[signature], labels, reference, sort)
+        _compare_one(runs, data, found.configs[signature], labels, found.benchmarks, reference, sort)
         for (signature, data, _), runs in groups.items()
     ]
     arms = sorted({row.arm for one in made for row in one.rows})
@@ -220,10 +215,14 @@ def _compare_one(
     data: str | None,
     config: dict[str, Any],
     labels: dict[tuple[str, str], str],
+    benchmarks: list[Benchmark],
     reference: str,
     sort: str | None,
 ) -> Comparison:
     newest = runs[-1]
+    here = (newest.experiment, data, dict(newest.fingerprint))
+    timed = [one for one in benchmarks if (one.experiment, one.data, one.fingerprint) == here]
+    timed.sort(key=lambda one: one.finished, reverse=True)
     arms: dict[str, list[Run]] = {}
     for run in runs:
         arms.setdefault(run.precision, []).append(run)
@@ -232,9 +231,20 @@ def _compare_one(
     if base:
         base.is_reference = True
         for row in rows:
-            row.against = {} if row is base else _against(row, base)
+            if row is not base:
+                row.against = _against(row, base)
+                _put_timing(row, base, timed)
     rows.sort(key=lambda row: _place(row, reference, sort))
-    return Comparison(newest.name, newest.experiment, data, dict(newest.fingerprint), config, rows, reference)
+    return Comparison(newest.name, newest.experiment, data, dict(newest.fingerprint), config, rows, reference, timed)
+
+
+def _put_timing(row: Row, base: Row, benchmarks: list[Benchmark]) -> None:
+    """A ratio timed in alternation takes the place of one from runs in turn; of several benchmarks the newest counts."""
+    known = (benchmark.timing_of(row.settings, base.settings) for benchmark in benchmarks)
+    row.timing = next((timing for timing in known if timing), None)
+    if row.timing:
+        felt = row.timing.felt
+        row.against["speed_ratio"] = Estimate(felt.pairs, felt.value, felt.low, felt.high)
 
 
 def _labels(runs: list[Run]) -> dict[tuple[str, str], str]:
@@ -296,14 +306,14 @@ def _against(row: Row, base: Row) -> dict[str, Estimate]:
     return made
 
 
-def interval(values: list[float]) -> tuple[float, float | None, float | None]:
-    """The mean and its 95 % interval by Student's t; no interval for one value."""
+def interval(values: list[float], confidence: float = 0.95) -> tuple[float, float | None, float | None]:
+    """The mean and its interval by Student's t; no interval for one value."""
     mean = statistics.fmean(values)
     if len(values) == 1:
         return mean, None, None
     from scipy.special import stdtrit  # costs half a second, and is needed only here
 
-    half = float(stdtrit(len(values) - 1, 0.975)) * statistics.stdev(values) / math.sqrt(len(values))
+    half = float(stdtrit(len(values) - 1, (1 + confidence) / 2)) * statistics.stdev(values) / math.sqrt(len(values))
     return mean, mean - half, mean + half
 
 

@@ -1,4 +1,4 @@
-"""Finds results and reads them. Opens result.json and nothing else; a result that is no use is named, never fatal.
+"""Finds results and reads them. Opens result.json and benchmark.json and nothing else; one that is no use is named.
 
 A run's config is kept once for each experiment signature, which stands for it, so that thousands of runs fit
 into memory.
@@ -20,6 +20,9 @@ from precision_lab.errors import InputError
 from precision_lab.identity import counted
 from precision_lab.open_sets import label
 from precision_lab.recorder import SCHEMA_VERSION, STATUSES
+from precision_lab.report.benchmarks import FILE as BENCHMARK
+from precision_lab.report.benchmarks import Benchmark
+from precision_lab.report.benchmarks import load as load_benchmark
 
 # W&B's own folders, which hold no result of ours and may be many.
 _WANDB_RUN = re.compile(r"(offline-)?run-\d{8}_\d{6}-")
@@ -68,6 +71,7 @@ class Found:
     runs: list[Run] = field(default_factory=list)
     configs: dict[str, dict[str, Any]] = field(default_factory=dict)  # flat: {"trainer.steps": 200}; identity only
     skipped: list[tuple[str, str]] = field(default_factory=list)  # folder, reason
+    benchmarks: list[Benchmark] = field(default_factory=list)
 
 
 def read(folders: list[Path], where: Sequence[str] = ()) -> Found:
@@ -80,12 +84,15 @@ def read(folders: list[Path], where: Sequence[str] = ()) -> Found:
             raise InputError(f"{folder} is not a folder; name one that holds runs.")
     conditions = [_Condition(text) for text in where]
     found = Found(folders, list(where))
-    for folder, problem in _run_folders(folders):
-        if not problem:
+    for folder, file, problem in _result_folders(folders):
+        if file == BENCHMARK and not problem:
+            benchmark, problem = load_benchmark(folder)
+            found.benchmarks += [benchmark] if benchmark else []
+        elif not problem:
             result, problem = _load(folder)
         if problem:
             found.skipped.append((plain(folder), problem))
-        elif all([condition.fits(result) for condition in conditions]):  # a list: each sees every run
+        elif file != BENCHMARK and all([condition.fits(result) for condition in conditions]):  # each sees every run
             _take(result, folder, found)
     for condition in conditions:
         condition.check()
@@ -99,8 +106,11 @@ def plain(text: str) -> str:
     return _CONTROL.sub(" ", text).encode(errors="backslashreplace").decode()
 
 
-def _run_folders(folders: list[Path]) -> Iterator[tuple[str, str]]:
-    """Every run folder, and why it has no result where it has none. What lies below one is its own affair."""
+def _result_folders(folders: list[Path]) -> Iterator[tuple[str, str, str]]:
+    """Every folder of a run or benchmark, its file, and why there is no result where there is none.
+
+    What lies below one is its own affair.
+    """
     todo, seen = [os.fspath(folder) for folder in reversed(folders)], set()
     while todo:
         folder = todo.pop()
@@ -113,12 +123,13 @@ def _run_folders(folders: list[Path]) -> Iterator[tuple[str, str]]:
                 inside = {entry.name: entry for entry in entries}
             below = [name for name in inside if _is_folder(inside[name]) and not _WANDB_RUN.match(name)]
         except OSError as error:
-            yield folder, f"cannot be opened ({error.strerror})"
+            yield folder, "", f"cannot be opened ({error.strerror})"
             continue
-        if "result.json" in inside:
-            yield folder, "" if inside["result.json"].is_file() else "result.json is not a file"
+        file = next((name for name in ("result.json", BENCHMARK) if name in inside), "")
+        if file:
+            yield folder, file, "" if inside[file].is_file() else f"{file} is not a file"
         elif "status.json" in inside:
-            yield folder, "no result yet: still running, or killed"
+            yield folder, "", "no result yet: still running, or killed"
         else:
             todo += [os.path.join(folder, name) for name in sorted(below, reverse=True)]
 
@@ -168,6 +179,7 @@ def _problem(result: Any) -> str:
         and isinstance(config.get("name"), str | None)
         and isinstance(result.get("reason"), str | None)
         and all(_is_target(config.get(group)) for group in open_sets.NAMES)
+        and _is_share(config.get("verdict"))
         and all(_is_number(value) for key, value in result["summary"].items() if key != "nonfinite")
         and all(isinstance(value, str) for value in [*result["hashes"].values(), *result["support"].values()])
         and not any(isinstance(value, dict | list) for value in result["fingerprint"].values())
@@ -186,6 +198,11 @@ def _is_memory(memory: Any) -> bool:
         and isinstance(memory.get("by_kind"), dict)
         and all(_is_number(value) and value is not None for value in memory["by_kind"].values())
     )
+
+
+def _is_share(verdict: Any) -> bool:
+    margin = verdict.get("loss_margin") if isinstance(verdict, dict) else None
+    return _is_number(margin) and margin is not None and margin > 0
 
 
 def _is_target(node: Any) -> bool:

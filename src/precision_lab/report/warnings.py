@@ -11,9 +11,8 @@ from statistics import fmean
 from typing import Any
 
 from precision_lab.report.compare import FIGURES, Comparison, Row, Sample
+from precision_lab.report.loss import PAIRS_FOR_A_VERDICT
 
-# A verdict on the loss needs six pairs: with fewer no sign-flip test can come below 5 %.
-PAIRS_FOR_A_VERDICT = 6
 MEASURED_STEPS = 20  # below this the median of the step times hangs on a few
 UNSTEADY = 0.1  # range of an arm's step times over its median
 WAITING = 0.1  # share of the step time
@@ -53,7 +52,33 @@ def _where(figure: str, template: str, beyond: Callable[[Sample], bool]) -> Call
 
 
 def _in_turn(comparison: Comparison) -> dict[str, Any] | None:
-    return {} if any("speed_ratio" in row.against for row in comparison.others) else None
+    known = [row for row in comparison.others if "speed_ratio" in row.against]
+    in_turn = [row.arm for row in known if row.timing is None]
+    if not in_turn:
+        return None
+    return {"arms": "Arms were" if len(in_turn) == len(known) else f"{', '.join(in_turn)}: these arms were"}
+
+
+def _benchmark_floor(comparison: Comparison) -> dict[str, Any] | None:
+    newest = comparison.benchmarks[0] if comparison.benchmarks else None
+    if newest is None or newest.trusted():
+        return None
+    floor = newest.floor[False, False]
+    return {"floor": f"{floor.value:.3f} [{floor.low:.3f}, {floor.high:.3f}]"}
+
+
+def _benchmark_disturbed(comparison: Comparison) -> dict[str, Any] | None:
+    told = comparison.benchmarks[0].disturbances() if comparison.benchmarks else []
+    return {"how": " ".join(told)} if told else None
+
+
+def _benchmark_versions(comparison: Comparison) -> dict[str, Any] | None:
+    if not comparison.benchmarks:
+        return None
+    there, here = comparison.benchmarks[0]["versions"], comparison.newest.versions
+    keys = [key for key in {**there, **here} if there.get(key) != here.get(key)]
+    told = [f"{key} {there.get(key) or 'unknown'}, the newest run {here.get(key) or 'unknown'}" for key in keys]
+    return {"which": "; ".join(told)} if told else None
 
 
 def _no_reference(comparison: Comparison) -> dict[str, Any] | None:
@@ -172,10 +197,18 @@ def _superseded(comparison: Comparison) -> dict[str, Any] | None:
 WARNINGS = (
     Rule(
         "timed_in_turn",
-        "Arms were timed one after the other and not in alternation: on a machine that drifts or is shared, the "
-        "speed ratios are a hint and no measurement.",
+        "{arms} timed one after the other and not in alternation: on a machine that drifts or is shared, the speed "
+        "ratios are a hint and no measurement.",
         _in_turn,
     ),
+    Rule(
+        "benchmark_floor",
+        "The newest benchmark is not used: in it the reference arm timed against itself came out as {floor}, which "
+        "leaves 1 out.",
+        _benchmark_floor,
+    ),
+    Rule("benchmark_disturbed", "While the newest benchmark ran: {how}", _benchmark_disturbed),
+    Rule("benchmark_versions", "The newest benchmark was made with other versions: {which}.", _benchmark_versions),
     Rule(
         "no_reference",
         "The reference arm {reference} has no completed run here, so there are no ratios and differences: run "

@@ -1,0 +1,51 @@
+"""Time training steps of several arms in alternation, and say which is faster here.
+
+python scripts/benchmark.py model=cnn dataset=digits arms=[fp32,bf16] budget_s=60
+
+Takes the overrides of train.py but for precision, and settings of its own, which are listed in conf/benchmark.yaml.
+Compares with nothing else running on the device. Its result stands beside the runs of the same experiment, and
+scripts/compare.py puts the two together.
+"""
+
+import json
+import os
+import sys
+
+from rich.console import Console
+
+from precision_lab.arms import arms_of, own_settings
+from precision_lab.config import BenchmarkConfig, as_values
+from precision_lab.entry import exit_code, print_anything
+from precision_lab.folders import benchmark_folder
+from precision_lab.recorder import write_whole
+from precision_lab.redaction import redact, secrets_in
+from precision_lab.report.benchmarks import FILE, load
+from precision_lab.report.timing import show, standing
+
+
+def main(words: list[str]) -> int:
+    settings, others = own_settings(words, BenchmarkConfig, "benchmark.yaml")
+    asked = arms_of(settings.arms, others)
+    from precision_lab.benchmark.measure import measure  # torch comes in here
+
+    first = next(iter(asked.values()))
+    folder = benchmark_folder(first)
+    try:
+        with standing(settings.budget_s) as told:
+            made = measure(asked, settings, told)
+        secrets = secrets_in(os.environ, as_values(first), words)
+        write_whole(folder / FILE, json.dumps(redact(made, secrets), allow_nan=False) + "\n")
+    except BaseException:
+        folder.rmdir()
+        raise
+    benchmark, damage = load(str(folder))
+    if benchmark is None:
+        raise AssertionError(damage)
+    show(benchmark, Console(highlight=False))
+    print(f"\nwritten: {folder / FILE}")
+    return 130 if made["stopped_by"] == "interrupted" else 0
+
+
+if __name__ == "__main__":
+    print_anything()
+    sys.exit(exit_code(lambda: main(sys.argv[1:])))

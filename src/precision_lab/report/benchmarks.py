@@ -1,0 +1,155 @@
+"""Benchmarks as scripts/benchmark.py left them (benchmark.json): read, matched with a comparison, and put in words."""
+
+import json
+import math
+import os
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from precision_lab.open_sets import label
+from precision_lab.ratios import Ratio
+
+FILE = "benchmark.json"
+SCHEMA_VERSION = 1
+BUSY = 0.15  # share of a machine's cores that others may keep busy
+_NEEDED = {
+    "schema": int, "experiment_signature": str, "data_hash": str, "fingerprint": dict, "host": str, "versions": dict,
+    "finished": int | float, "reference": str, "stopped_by": str, "seconds": int | float, "sittings": int,
+    "arms": dict, "columns": list, "conditions": dict, "config": dict, "support": dict, "settings": dict,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Timing:
+    """What a benchmark says of an arm beside the reference arm, timed in alternation. Ratios above 1: faster."""
+
+    ratio: Ratio  # of computing alone
+    end_to_end: Ratio | None = None  # with the data loader
+    compiled: Ratio | None = None  # of both arms compiled, computing alone
+    data_share: float | None = None  # of the arm's step that data takes and computing does not hide
+    busy_share: float | None = None  # of the arm's step in which a kernel runs on the GPU
+    joules_per_sample: float | None = None
+
+    @property
+    def felt(self) -> Ratio:
+        """What a training run feels: with the data loader, where that was timed."""
+        return self.end_to_end or self.ratio
+
+
+class Benchmark:
+    """One benchmark.json."""
+
+    def __init__(self, folder: str, told: dict[str, Any]):
+        self.folder, self.told = folder, told
+        self.experiment, self.data = told["experiment_signature"], told["data_hash"]
+        self.fingerprint: dict[str, Any] = told["fingerprint"]
+        self.finished: float = told["finished"]
+        self.reference: str = told["reference"]
+        self.name: str = told["name"] or f"{label(told['config']['model'])} on {label(told['config']['dataset'])}"
+
+    def __getitem__(self, key: str) -> Any:
+        return self.told[key]
+
+    def ratio(self, arm: str, compiled: bool = False, with_data: bool = False, again: bool = False) -> Ratio | None:
+        """The arm's ratio to the reference arm; of `again`, the reference arm's second copy, the noise floor."""
+        column = self.column(arm, compiled, with_data, again)
+        return Ratio(**column["ratio"]) if column and column["ratio"] else None
+
+    def column(
+        self, arm: str, compiled: bool = False, with_data: bool = False, again: bool = False
+    ) -> dict[str, Any] | None:
+        """What was measured of one kind of step."""
+        wanted = (arm, compiled, with_data, again)
+        kinds = ("arm", "compiled", "with_data", "again")
+        return next((one for one in self["columns"] if tuple(one[kind] for kind in kinds) == wanted), None)
+
+    @cached_property
+    def floor(self) -> dict[tuple[bool, bool], Ratio]:
+        """(compiled, with data) -> the ratio of the reference arm to itself."""
+        copies = [one for one in self["columns"] if one["again"] and one["ratio"]]
+        return {(one["compiled"], one["with_data"]): Ratio(**one["ratio"]) for one in copies}
+
+    def trusted(self, compiled: bool = False, with_data: bool = False) -> bool:
+        """Whether the reference arm's ratio to itself holds 1."""
+        floor = self.floor.get((compiled, with_data))
+        return floor is not None and floor.low <= 1 <= floor.high
+
+    def label_of(self, precision: dict[str, Any]) -> str | None:
+        """The arm with that precision group."""
+        return next((label for label, arm in self["arms"].items() if arm["precision"] == precision), None)
+
+    def timing_of(self, precision: dict[str, Any], reference: dict[str, Any]) -> Timing | None:
+        """What it says of the arm; None where it did not time both, or is not to be trusted."""
+        label = self.label_of(precision)
+        if label is None or self.label_of(reference) != self.reference or label == self.reference:
+            return None
+        ratio = self.ratio(label) if self.trusted() else None
+        if ratio is None:
+            return None
+        column, arm = self.column(label), self["arms"][label]
+        return Timing(
+            ratio,
+            self.ratio(label, with_data=True) if self.trusted(with_data=True) else None,
+            self.ratio(label, compiled=True) if self.trusted(compiled=True) else None,
+            arm["data_share"],
+            column["busy_share"],
+            arm["joules_per_sample"],
+        )
+
+    def disturbances(self) -> list[str]:
+        """Sentences on who else was on the machine, and on clocks that were held down."""
+        start, end = self["conditions"]["start"], self["conditions"]["end"]
+        told = []
+        busy = max(one.get("busy_cores") or 0.0 for one in (start, end))
+        if busy > BUSY * (start.get("cores") or 1):
+            told.append(f"Others kept {busy:.1f} of {start['cores']} cores busy.")
+        throttled = sorted({reason for one in (start, end) for reason in one.get("throttled_by") or ()})
+        if throttled:
+            told.append(f"The GPU's clocks were held down: {', '.join(throttled)}.")
+        others = sorted({pid for one in (start, end) for pid in one.get("other_processes") or ()})
+        if others:
+            told.append(f"Other processes were on the GPU: {', '.join(map(str, others))}.")
+        return told
+
+
+def load(folder: str) -> tuple[Benchmark | None, str]:
+    """(the benchmark, "") or (None, why it is no use)."""
+    try:
+        with open(os.path.join(folder, FILE), "rb") as file:
+            told = json.load(file, parse_constant=_no_number)
+    except OSError as error:
+        return None, f"{FILE} cannot be read ({error.strerror})"
+    except (ValueError, RecursionError):
+        return None, f"{FILE} is damaged: no JSON"
+    if not isinstance(told, dict):
+        return None, f"{FILE} is damaged: no object"
+    if isinstance(told.get("schema"), int) and told["schema"] > SCHEMA_VERSION:
+        return None, f"written by a newer version (schema {told['schema']}; this one reads up to {SCHEMA_VERSION})"
+    for key, kind in _NEEDED.items():
+        if not isinstance(told.get(key), kind):
+            return None, f"{FILE} is damaged, or of an older version: {key} is missing or of a wrong type"
+    try:
+        benchmark = Benchmark(folder, told)
+        _walk(benchmark)
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return None, f"{FILE} is damaged: it holds values of a wrong type"
+    return benchmark, ""
+
+
+def _walk(benchmark: Benchmark) -> None:
+    """Use everything once, as a reader will."""
+    for arm in benchmark["arms"].values():
+        benchmark.timing_of(arm["precision"], benchmark["arms"][benchmark.reference]["precision"])
+        _ = arm["without"], arm["skipped_steps"], arm["compile_s"]
+    for column in benchmark["columns"]:
+        ratio = Ratio(**column["ratio"]) if column["ratio"] else None
+        numbers = [column["step_ms"], column["steps_of_a_block"], *(vars(ratio).values() if ratio else ())]
+        if not all(isinstance(value, int | float) and 0 < value < math.inf for value in numbers):
+            raise ValueError("a time or a ratio is not above 0")
+        _ = ratio and (ratio.word, ratio.pairs_needed)
+    benchmark.disturbances()
+
+
+def _no_number(text: str) -> float:
+    raise ValueError(text)

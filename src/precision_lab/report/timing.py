@@ -1,0 +1,199 @@
+"""A benchmark as a terminal shows it: how it stands while it runs, its tables, and what they say in sentences."""
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from precision_lab.ratios import MARGIN, Ratio
+from precision_lab.report.benchmarks import Benchmark
+from precision_lab.report.read import plain
+from precision_lab.report.reading import joined, machine
+from precision_lab.report.render import number, print_tables
+
+# What the verdict column may say of a ratio.
+LEGEND = (
+    f"faster, slower: the whole 95 % interval lies outside 1 +- {MARGIN:.1%}; no practical difference: inside; else "
+    "not resolved."
+)
+LAUNCH_BOUND = 0.7  # share of a step below which kernels leave the GPU waiting for the host
+_STOPPED = {
+    "width": "ended when every interval was within {half_width:.2%} of its ratio",
+    "budget": "ended with its time budget of {budget_s:.0f} s",
+    "interrupted": "interrupted",
+}
+
+
+def between(ratio: Ratio) -> str:
+    """`1.482 [1.470, 1.495]`: three digits after the point, for intervals of a per cent."""
+    return f"{_short(ratio.value)} [{_short(ratio.low)}, {_short(ratio.high)}]"
+
+
+def _short(value: float) -> str:
+    return f"{value:.3f}" if 0.1 <= value < 100 else f"{value:.3g}"
+
+
+@contextmanager
+def standing(budget_s: float) -> Iterator[Callable[[Any], None]]:
+    """Yield what is told after each sitting: on a terminal it says how the ratios stand, elsewhere nothing."""
+    if sys.stdout is None or not sys.stdout.isatty():
+        yield lambda measured: None
+        return
+    console, began = Console(), time.monotonic()
+    with console.status("building and warming up") as status:
+
+        def told(measured: Any) -> None:
+            plain = {column.arm: ratio for column, ratio in measured.ratios().items() if column.plain}
+            shown = ", ".join(f"{arm} {between(ratio)}" for arm, ratio in plain.items())
+            status.update(f"{time.monotonic() - began:.0f} of at most {budget_s:.0f} s: {shown}")
+
+        yield told
+
+
+def show(benchmark: Benchmark, console: Console) -> None:
+    """Print the tables, what they say, and under which conditions."""
+    console.print(Text(plain(f"benchmark of {benchmark.name}"), style="bold"))
+    for caption, header, rows in tables(benchmark):
+        console.print(Text(f"\n{caption}"))
+        print_tables((header, rows), console)
+    console.print(Text("\n" + "\n".join(sentences(benchmark))))
+    if cautions := [f"! {text}" for text in doubts(benchmark)]:
+        console.print(Text("\n" + "\n".join(cautions), style="yellow"))
+    console.print(Text(f"\n{LEGEND}", style="dim"))
+
+
+def tables(benchmark: Benchmark) -> Iterator[tuple[str, list[str], list[list[str]]]]:
+    """(caption, header, rows), a table for each kind of step that was timed."""
+    captions = {
+        (False, False): "computing alone: batches stand ready on the device",
+        (False, True): "end to end, with the data loader",
+        (True, False): "compiled, computing alone",
+        (True, True): "compiled, end to end",
+    }
+    for kind, caption in captions.items():
+        compiled, with_data = kind
+        columns = [one for one in benchmark["columns"] if (one["compiled"], one["with_data"]) == kind]
+        if not columns:
+            continue
+        header = ["arm", "ms/step (quartiles)", "speed ratio", "verdict"]
+        rows = []
+        for one in columns:
+            low, median, high = (f"{one[key]:.3g}" for key in ("step_ms_p25", "step_ms", "step_ms_p75"))
+            ratio = Ratio(**one["ratio"]) if one["ratio"] else None
+            name = one["arm"] + (" again" if one["again"] else "")
+            told = [between(ratio) if ratio else "1", _word(benchmark, one, ratio)]
+            rows.append([name, f"{median} ({low} to {high})", *told])
+        rows.sort(key=lambda row: list(_order(benchmark)).index(row[0]))
+        yield caption, header, rows
+
+
+def _order(benchmark: Benchmark) -> list[str]:
+    first = [benchmark.reference, f"{benchmark.reference} again"]
+    return first + [arm for arm in benchmark["arms"] if arm not in first]
+
+
+def _word(benchmark: Benchmark, column: dict[str, Any], ratio: Ratio | None) -> str:
+    if ratio is None:
+        return "reference"
+    if column["again"]:
+        return "noise floor"
+    return ratio.word if benchmark.trusted(column["compiled"], column["with_data"]) else "no verdict"
+
+
+def sentences(benchmark: Benchmark) -> list[str]:
+    """What was measured and how, and what it means."""
+    pairs = next((one["ratio"]["pairs"] for one in benchmark["columns"] if one["ratio"]), 0)
+    steps = sorted({one["steps_of_a_block"] for one in benchmark["columns"]})
+    shown = f"{steps[0]}" if len(steps) == 1 else f"{steps[0]} to {steps[-1]}"
+    how = "in processes that took turns" if benchmark["in_processes"] else "in one process"
+    told = [
+        f"On this {machine(benchmark.fingerprint)}: {pairs} pairs of blocks of {shown} steps in {benchmark['sittings']} "
+        f"sittings {how}, {benchmark['seconds']:.0f} s; {_STOPPED[benchmark['stopped_by']].format(**benchmark['settings'])}."
+    ]
+    further = (_unresolved, _waits, _compiled, _launch_bound, _energy)
+    told += [sentence for one in further if (sentence := one(benchmark))]
+    told += [f"{arm} was not timed: {arm_['without']}." for arm, arm_ in benchmark["arms"].items() if arm_["without"]]
+    return told
+
+
+def _unresolved(benchmark: Benchmark) -> str:
+    open_ = [(one, Ratio(**one["ratio"])) for one in benchmark["columns"] if one["ratio"] and not one["again"]]
+    needed = [f"{_named(one)} about {ratio.pairs_needed:,}" for one, ratio in open_ if ratio.word == "not resolved"]
+    return f"To be resolved at this spread, {joined(needed)} pairs would be needed: raise budget_s." if needed else ""
+
+
+def _named(column: dict[str, Any]) -> str:
+    kind = f"{'compiled, ' if column['compiled'] else ''}{'end to end' if column['with_data'] else 'computing alone'}"
+    return f"{column['arm']} {kind}"
+
+
+def _compiled(benchmark: Benchmark) -> str:
+    took = {arm: told["compile_s"] for arm, told in benchmark["arms"].items() if told["compile_s"] is not None}
+    if not took:
+        return ""
+    gains = [
+        f"{arm} {seconds:.1f} s, for steps at {eager['step_ms'] / compiled['step_ms']:.2f} times the eager speed"
+        for arm, seconds in took.items()
+        if (eager := benchmark.column(arm)) and (compiled := benchmark.column(arm, compiled=True))
+    ]
+    return f"Compiling took {joined(gains)}."
+
+
+def _waits(benchmark: Benchmark) -> str:
+    shares = {arm: told["data_share"] for arm, told in benchmark["arms"].items() if (told["data_share"] or 0) >= 0.05}
+    if not shares:
+        return ""
+    listed = joined([f"{share:.0%} of {arm}'s step" for arm, share in shares.items()])
+    return f"Loading data takes {listed}, which no precision makes faster."
+
+
+def _launch_bound(benchmark: Benchmark) -> str:
+    shares = {
+        one["arm"]: one["busy_share"]
+        for one in benchmark["columns"]
+        if one["busy_share"] is not None and not (one["again"] or one["compiled"] or one["with_data"])
+    }
+    if not shares:
+        return ""
+    listed = joined([f"{share:.0%} of {arm}'s step" for arm, share in shares.items()])
+    bound = [arm for arm, share in shares.items() if share < LAUNCH_BOUND]
+    why = (
+        f" {joined(bound)} {'is' if len(bound) == 1 else 'are'} launch-bound: the GPU waits for the host, and faster "
+        "kernels gain little; try a larger trainer.batch_size or device.compile=true."
+        if bound
+        else ""
+    )
+    return f"Kernels run in {listed}.{why}"
+
+
+def _energy(benchmark: Benchmark) -> str:
+    joules = {arm: told["joules_per_sample"] for arm, told in benchmark["arms"].items() if told["joules_per_sample"]}
+    if not joules:
+        return f"Energy: {benchmark['energy']}."
+    return f"Energy: {joined([f'{value:.3g} J a sample for {arm}' for arm, value in joules.items()])}."
+
+
+def doubts(benchmark: Benchmark) -> list[str]:
+    """What makes these figures less than they seem."""
+    told = []
+    for (compiled, with_data), floor in benchmark.floor.items():
+        if not benchmark.trusted(compiled, with_data):
+            kind = _named({"arm": "steps", "compiled": compiled, "with_data": with_data})
+            told.append(
+                f"No verdict on {kind}: the reference arm timed against itself came out as {between(floor)}, "
+                "which leaves 1 out. Something on this machine favours one place over another; run it again."
+            )
+    skipped = {arm: one["skipped_steps"] for arm, one in benchmark["arms"].items() if one["skipped_steps"]}
+    if skipped:
+        listed = joined([f"{steps} of {arm}" for arm, steps in skipped.items()])
+        told.append(f"Steps were skipped in timed blocks, and a skipped step may be cheaper: {listed}.")
+    if benchmark["warm_up_capped"] > benchmark["sittings"] / 2:
+        told.append(
+            f"In {benchmark['warm_up_capped']} of {benchmark['sittings']} sittings the step time had not settled when "
+            "the warm-up ended."
+        )
+    return told + benchmark.disturbances()
