@@ -3,9 +3,11 @@
 python scripts/compare.py                                     all runs in outputs
 python scripts/compare.py outputs/sweeps/demo --sort speed_ratio
 python scripts/compare.py --where model=cnn --where seed=0,1 --reference bf16
+python scripts/compare.py --html report.html --price-per-hour 2.5     a page with charts, and what a run costs
 """
 
 import argparse
+import math
 import os
 import sys
 from pathlib import Path
@@ -29,9 +31,11 @@ def main(words: list[str]) -> int:
     parser.add_argument("--where", action="append", default=[], metavar="KEY=VALUE", help=only)
     parser.add_argument("--sort", metavar="COLUMN", help=f"order of the arms: {', '.join(SORTS)}")
     parser.add_argument("--into", type=Path, metavar="DIR", help="where the files go (default: DIR, or what all share)")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write a page with charts, too; it needs no network")
+    parser.add_argument("--price-per-hour", metavar="PRICE", help="of this hardware: the page tells what a run costs")
     asked = parser.parse_args(words)
     folders = asked.folders or [ROOT / "outputs"]
-    return exit_code(lambda: report(folders, asked.reference, asked.where, asked.sort, asked.into or shared(folders)))
+    return exit_code(lambda: report(asked, folders))
 
 
 def shared(folders: list[Path]) -> Path:
@@ -42,24 +46,49 @@ def shared(folders: list[Path]) -> Path:
     return folders[0] if len(folders) == 1 else into
 
 
-def report(folders: list[Path], reference: str, where: list[str], sort: str | None, into: Path) -> int:
-    found = read(folders, where)
-    comparisons = compare(found, reference, sort)
+def report(asked: argparse.Namespace, folders: list[Path]) -> int:
+    price, into = price_of(asked), asked.into or shared(folders)
+    found = read(folders, asked.where)
+    comparisons = compare(found, asked.reference, asked.sort)
     written = {
-        "comparison.md": files.markdown(comparisons, found),
-        "comparison.csv": files.as_csv(comparisons),
-        "comparison.json": files.as_json(comparisons, found),
+        into / "comparison.md": files.markdown(comparisons, found),
+        into / "comparison.csv": files.as_csv(comparisons),
+        into / "comparison.json": files.as_json(comparisons, found),
     }
-    try:
-        into.mkdir(parents=True, exist_ok=True)
-        for name, text in written.items():
-            write_whole(into / name, text)
-    except OSError as error:
-        raise InputError(f"{into} cannot be written to ({error.strerror}); name a folder with --into.") from error
+    for path, text in written.items():
+        write(path, text, into, "a folder with --into")
+    if asked.html:
+        from precision_lab.report.page import page  # its libraries take a while to load
+
+        write(asked.html, page(comparisons, found, price), asked.html, "another file with --html")
     console = Console(highlight=False)
     render.show(comparisons, found, console)
     console.print(f"written: {into}/comparison.md, .csv, .json", markup=False, soft_wrap=True)
+    if asked.html:
+        console.print(f"the page: {asked.html.absolute()}", markup=False, soft_wrap=True)
     return 0
+
+
+def price_of(asked: argparse.Namespace) -> float | None:
+    if asked.price_per_hour is None:
+        return None
+    if not asked.html:
+        raise InputError("--price-per-hour is told on the page: name its file with --html.")
+    try:
+        price = float(asked.price_per_hour)
+    except ValueError:
+        price = math.nan
+    if not (math.isfinite(price) and price >= 0):
+        raise InputError(f"--price-per-hour {asked.price_per_hour} is no price; write a number such as 2.5, or 0.")
+    return price
+
+
+def write(path: Path, text: str, place: Path, other: str) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, text)
+    except OSError as error:
+        raise InputError(f"{place} cannot be written to ({error.strerror}); name {other}.") from error
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ def main(words: list[str]) -> int:
     if swept not in (0, 1) or not folder.is_dir():  # 1: a job failed, and the others are there to compare
         return swept
     print(flush=True)
-    compared = _run("scripts/compare.py", str(folder))
+    compared = _run("scripts/compare.py", str(folder), "--html", str(folder / "report.html"))
     return swept or compared
 
 

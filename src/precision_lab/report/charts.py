@@ -1,0 +1,234 @@
+"""The charts of a comparison: what each shows, in a caption, a drawing and the table of its numbers.
+
+A chart that there is nothing to show in is left out. Units: GiB = 2^30 and MiB = 2^20 bytes.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from precision_lab.ratios import MARGIN
+from precision_lab.report import curves, drawing
+from precision_lab.report.compare import Comparison, Row
+from precision_lab.report.curves import Line, Logs, Point, Values
+from precision_lab.report.drawing import Key, Speed
+from precision_lab.report.read import Run
+from precision_lab.report.reading import difference, ratio
+from precision_lab.report.render import Cells, number
+
+LOG_FROM = 20  # largest over smallest value from which a loss is drawn on a logarithmic axis
+ALTERNATION = ("timed in alternation", "timed in turn, a hint only")
+STEPS = "step-after"  # how a line goes on between the steps that are known
+
+
+@dataclass(frozen=True)
+class Chart:
+    """One figure of the page."""
+
+    heading: str
+    caption: str
+    spec: dict[str, Any]
+    cells: Cells  # the numbers drawn
+    keys: tuple[Key, ...] = ()  # a legend of its own, where the arms' is not the one
+
+
+def charts_of(comparison: Comparison) -> tuple[list[Chart], list[str]]:
+    """(the charts that there is something for, what could not be read for them)."""
+    logs = Logs(comparison)
+    wanted = [
+        _validation(comparison),
+        _difference(comparison),
+        _training(comparison, logs),
+        _speed(comparison),
+        _memory(comparison),
+        _scale(comparison, logs),
+        _skipped(comparison, logs),
+    ]
+    return [chart for chart in wanted if chart], logs.problems
+
+
+# --- over the steps -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Axis:
+    """The vertical one: its title, Vega-Lite's scale, how a line goes on between its points, how a value is written."""
+
+    title: str
+    scale: dict[str, Any]
+    bend: str = "linear"
+    form: Callable[[float], str] = number
+
+
+def _validation(comparison: Comparison) -> Chart | None:
+    lines = curves.lines(comparison, curves.validation, lambda row: True)
+    said = "Validation loss by training step, computed in float32 for every arm"
+    return _over_steps("Validation loss", said, lines, _Axis("validation loss", _loss_scale(lines)))
+
+
+def _difference(comparison: Comparison) -> Chart | None:
+    """Curves that lie upon each other still differ."""
+    base = comparison.reference
+    partner = {run.seed: curves.validation(run) for run in base.counted} if base else {}
+
+    def apart(run: Run) -> Values:
+        there = partner.get(run.seed, {}) if run.status == "completed" else {}
+        return {step: loss - there[step] for step, loss in curves.validation(run).items() if step in there}
+
+    lines = curves.lines(comparison, apart, lambda row: not row.is_reference)
+    said = f"Validation loss minus that of {comparison.reference_name} with the same seed, both computed in float32"
+    axis = _Axis("difference", {"zero": True}, form=difference)
+    return _over_steps(f"Validation loss minus {comparison.reference_name}'s", said, lines, axis)
+
+
+def _training(comparison: Comparison, logs: Logs) -> Chart | None:
+    lines = curves.lines(comparison, logs.values("train/loss"), lambda row: True)
+    said = "Training loss by training step, in each arm's own precision"
+    return _over_steps("Training loss", said, lines, _Axis("training loss", _loss_scale(lines)))
+
+
+def _scale(comparison: Comparison, logs: Logs) -> Chart | None:
+    lines = curves.lines(comparison, logs.values("amp/loss_scale"), _scaled)
+    scale = {"type": "log", "base": 2, "nice": False} if _smallest(lines) > 0 else {}
+    return _over_steps("Loss scale", "Loss scale by training step", lines, _Axis("loss scale", scale, STEPS))
+
+
+def _skipped(comparison: Comparison, logs: Logs) -> Chart | None:
+    lines = curves.lines(comparison, logs.values("amp/skipped_steps"), _scaled)
+    if not any(point.high for line in lines for point in line.points):
+        return None
+    said = "Steps whose update was skipped for a non-finite gradient, counted up by training step"
+    return _over_steps("Skipped steps", said, lines, _Axis("skipped steps so far", {"zero": True}, STEPS))
+
+
+def _scaled(row: Row) -> bool:
+    return bool(row.settings.get("grad_scaling"))
+
+
+def _smallest(lines: list[Line]) -> float:
+    return min((point.low for line in lines for point in line.points), default=0.0)
+
+
+def _loss_scale(lines: list[Line]) -> dict[str, Any]:
+    low, high = _smallest(lines), max((point.high for line in lines for point in line.points), default=0.0)
+    return {"type": "log", "nice": True} if 0 < LOG_FROM * low < high else {"zero": False}
+
+
+def _over_steps(heading: str, said: str, lines: list[Line], axis: _Axis) -> Chart | None:
+    if not lines:
+        return None
+    shown = "the mean over the runs of an arm, and a band from the smallest to the largest"
+    lost = "; a thin line that ends in a cross is one run that diverged" if any(one.diverged for one in lines) else ""
+    caption = f"{said}: {shown}{lost}. {' '.join(_last(lines, axis.form))}"
+    title = f"{axis.title} (log scale)" if axis.scale.get("type") == "log" else axis.title
+    texts = [{point.step: _range(point, axis.form) for point in line.points} for line in lines]
+    steps = sorted({step for text in texts for step in text})
+    told = {step: [text.get(step, "-") for text in texts] for step in steps}
+    cells = (["step", *(line.label for line in lines)], [[str(step), *words] for step, words in told.items()])
+    return Chart(heading, caption, drawing.line_spec(lines, told, title, axis.scale, axis.bend, caption), cells)
+
+
+def _last(lines: list[Line], form: Callable[[float], str]) -> Iterator[str]:
+    """`At step 400: fp32 0.52 and bf16 0.53 (3 runs each).`"""
+    ends: dict[tuple[int, int], list[str]] = {}
+    for line in lines:
+        last = line.points[-1]
+        ends.setdefault((last.step, line.runs), []).append(f"{line.label} {form(last.mean)}")
+    for (step, runs), told in ends.items():
+        yield f"At step {step}: {', '.join(told)} ({f'{runs} runs each' if runs > 1 else '1 run'})."
+
+
+def _range(point: Point, form: Callable[[float], str]) -> str:
+    if point.low == point.high:
+        return form(point.mean)
+    return f"{form(point.mean)} ({form(point.low)} to {form(point.high)})"
+
+
+# --- speed -----------------------------------------------------------------------------------------------------
+
+
+def _speeds(comparison: Comparison) -> Iterator[Speed]:
+    for place, row in enumerate(comparison.rows):
+        if row.timing:
+            kinds = {"": row.timing.ratio, "with data": row.timing.end_to_end, "compiled": row.timing.compiled}
+            for kind, one in kinds.items():
+                if one:
+                    label = f"{row.arm}, {kind}" if kind else row.arm
+                    yield Speed(place, label, ALTERNATION[0], one.value, one.low, one.high, one.pairs)
+        elif "speed_ratio" in row.against:
+            one = row.against["speed_ratio"]
+            yield Speed(place, row.arm, ALTERNATION[1], one.mean, one.low, one.high, one.pairs)
+
+
+def _speed(comparison: Comparison) -> Chart | None:
+    speeds = list(_speeds(comparison))
+    if not speeds:
+        return None
+    base = comparison.reference_name
+    told = {how: [f"{one.label} {_interval_text(one)}" for one in speeds if one.how == how] for how in ALTERNATION}
+    caption = (
+        f"Speed ratio to {base}: above 1 is faster. A point with its 95 % interval, which may lead beyond the chart, "
+        f"the line at 1, and the band within {100 * MARGIN:g} % of it that makes no practical difference. "
+    ) + " ".join(f"{how.capitalize()}: {', '.join(ones)}." for how, ones in told.items() if ones)
+    header = ["arm", "how", "speed ratio", "from", "to", "pairs"]
+    rows = [
+        [one.label, one.how, ratio(one.value), *(_bound(end) for end in (one.low, one.high)), str(one.pairs)]
+        for one in speeds
+    ]
+    return Chart(
+        f"Speed ratio to {base}",
+        caption,
+        drawing.speed_spec(speeds, list(map(_interval_text, speeds)), caption),
+        (header, rows),
+    )
+
+
+def _interval_text(one: Speed) -> str:
+    return ratio(one.value) if one.low is None else f"{ratio(one.value)} [{ratio(one.low)}, {ratio(one.high)}]"
+
+
+def _bound(end: float | None) -> str:
+    return "-" if end is None else ratio(end)
+
+
+# --- memory ----------------------------------------------------------------------------------------------------
+
+
+def _memory(comparison: Comparison) -> Chart | None:
+    known = [(row, memory) for row in comparison.rows if (memory := _peak(row))]
+    if not known:
+        return None
+    largest = max(sum(memory["by_kind"].values()) for _, memory in known)
+    unit, size = ("GiB", 2**30) if largest >= 2**30 else ("MiB", 2**20)
+    everyone = dict.fromkeys(kind for _, memory in known for kind in memory["by_kind"])
+    kinds = [kind for kind in everyone if any(memory["by_kind"].get(kind) for _, memory in known)]
+    told = "; ".join(
+        f"{row.arm} {number(sum(memory['by_kind'].values()) / size)} {unit}, in the {_phase(memory)}"
+        for row, memory in known
+    )
+    caption = f"What the memory at each arm's peak was used for, in {unit}. The peak and the phase it sits in: {told}."
+    words = [kind.replace("_", " ") for kind in kinds]
+    cells = (
+        ["arm", "phase of the peak", f"peak {unit}", *words],
+        [
+            [row.arm, _phase(memory), number(sum(memory["by_kind"].values()) / size)]
+            + [number(memory["by_kind"].get(kind, 0) / size) for kind in kinds]
+            for row, memory in known
+        ],
+    )
+    keys = tuple(drawing.kind_key(n, word) for n, word in enumerate(words))
+    sizes = {row.arm: [memory["by_kind"].get(kind, 0) / size for kind in kinds] for row, memory in known}
+    spec = drawing.memory_spec(sizes, keys, unit, caption)
+    return Chart("Memory at the peak, by kind", caption, spec, cells, keys)
+
+
+def _peak(row: Row) -> dict[str, Any] | None:
+    """Of the arm's newest run that tells."""
+    told = [run.memory for run in curves.told_of(row) if run.memory and sum(run.memory["by_kind"].values()) > 0]
+    return told[-1] if told else None
+
+
+def _phase(memory: dict[str, Any]) -> str:
+    return {"forward": "forward pass", "backward": "backward pass", "optimizer": "optimizer step"}.get(
+        memory["phase"], memory["phase"]
+    )
