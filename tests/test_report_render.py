@@ -73,6 +73,7 @@ def test_a_table_says_what_was_measured_on_what_with_how_many_runs(tmp_path):
     assert lines[0] == "night (01234567)"
     assert lines[1] == "Made-up H100, 80 GiB; tf32 native, bfloat16 native, float16 native"
     assert lines[2] == "torch 2.14.1; 200 steps of batch 64"
+    assert lines[4] == "No verdict yet on this hardware."  # before any table
     assert cells(text, "arm   runs") == [
         ["fp32", "3 completed", "4.04 (4 to 4.08)", "32,000", "1"],
         ["bf16", "3 completed", "2.02 (2 to 2.04)", "32,000", "2.00 [2.00, 2.00]"],
@@ -82,9 +83,10 @@ def test_a_table_says_what_was_measured_on_what_with_how_many_runs(tmp_path):
         ["bf16", "4", "1.00", "60", "0.60", "0", "-"],
     ]
     assert cells(text, "arm   val loss in fp32") == [
-        ["fp32", "0.5", "0", "0", "-", "0.75"],
-        ["bf16", "0.511", "0.001", "+0.011 [+0.0085, +0.013]", "3", "0.75"],
+        ["fp32", "0.5", "0", "0", "-", "-"],
+        ["bf16", "0.511", "0.001", "+0.011 [+0.0085, +0.013]", "3", "undecided"],
     ]
+    assert cells(text, "arm   accuracy") == [["fp32", "0.75"], ["bf16", "0.75"]]
     # an arm of which one run diverged: its statuses, the figures of the other
     assert ["fp16", "1 completed, 1 diverged"] in [row[:2] for row in cells(text.partition("V100")[2], "arm   runs")]
 
@@ -125,7 +127,8 @@ def test_it_fits_the_terminal_with_and_without_colour_and_cuts_nothing(tmp_path,
     text = shown(tmp_path, width, colour, reference=reference)
     assert ("\x1b[" in text) is colour
     plain = re.sub(r"\x1b\[[\d;]*m", "", text)
-    assert max(map(len, plain.splitlines())) <= width
+    lines = plain.splitlines()
+    assert max(len(line) for line in lines if not line.startswith("next: python ")) <= width  # that one is copied
     found = read([tmp_path])
     words = {
         word
@@ -202,9 +205,12 @@ def test_the_sentences_of_a_machine_without_units(tmp_path):
             "pass."
             for arm in ("bf16", "fp16")
         ),
-        "The validation loss, computed in float32, was 1.5 for fp32 (sd over 3 seeds 1); the difference from it is +0 "
-        "[+0, +0] for bf16: none detected in 3 pairs of seeds; the difference from it is +0.12 [+0.12, +0.12] for "
-        "fp16, an interval that leaves 0 out, in 3 pairs of seeds.",
+        "After 200 steps of batch 64 the validation loss, computed in float32, was 1.5 for fp32 (sd over 3 seeds 1); a "
+        "difference of less than 0.25 % of it counts as none.",
+        "bf16 differs by +0 [+0, +0], 90 % interval over 3 pairs of seeds: undecided, since a verdict takes 6 pairs at "
+        "least (3 more).",
+        "fp16 differs by +0.12 [+0.12, +0.12], 90 % interval over 3 pairs of seeds: undecided, since a verdict takes 6 "
+        "pairs at least (3 more).",
     ]
 
 
@@ -214,8 +220,9 @@ def test_the_sentences_of_a_gpu_that_gains(tmp_path):
     assert read_out(tmp_path, made) == [
         "On this Made-up H100, which has bfloat16 and float16 units, bf16 trained at 2.00 times the speed of fp32.",
         "Of what fp32 keeps for backward, bf16 kept 1.00; of fp32's peak memory, bf16 took 0.50.",
-        "The validation loss, computed in float32, was 0.5 for fp32; the difference from it is +0 for bf16, in "
-        "one pair of seeds.",
+        "After 200 steps of batch 64 the validation loss, computed in float32, was 0.5 for fp32; a difference of less "
+        "than 0.25 % of it counts as none.",
+        "bf16 differs by +0: undecided, since a verdict takes 6 pairs at least (5 more).",
     ]
 
 

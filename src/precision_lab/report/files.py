@@ -3,10 +3,12 @@
 import csv
 import io
 import json
+from dataclasses import asdict
 from typing import Any
 
 from precision_lab.recorder import STATUSES
 from precision_lab.report.compare import AGAINST, FIGURES, Comparison, Row
+from precision_lab.report.loss import losses_of, reaches_of
 from precision_lab.report.read import Found
 from precision_lab.report.reading import reading
 from precision_lab.report.render import (
@@ -22,6 +24,7 @@ from precision_lab.report.render import (
     subtitle,
     title,
 )
+from precision_lab.report.verdict import verdict_of
 from precision_lab.report.warnings import ranges, warnings_of
 
 SCHEMA_VERSION = 1
@@ -32,6 +35,9 @@ def markdown(comparisons: list[Comparison], found: Found) -> str:
     parts = [_escape(line) for line in only(found)]
     for comparison in comparisons:
         parts += [f"## {_escape(title(comparison))}", *map(_escape, subtitle(comparison))]
+        verdict = verdict_of(comparison)
+        parts += [f"**{_escape(verdict.headline)}** {_escape(' '.join(verdict.sentences))}"]
+        parts += [f"```bash\n{verdict.command}\n```"]
         parts += [_pipes(cells_of(columns, comparison.rows)) for columns in blocks(comparison)]
         parts += [_escape(" ".join(reading(comparison)))]
         parts += ["\n".join(f"- {_escape(text)}" for _, text in warnings_of(comparison))]
@@ -86,12 +92,25 @@ def as_csv(comparisons: list[Comparison]) -> str:
                     f"{name}{part}": getattr(known, part[1:] or "mean", None)
                     for part in ("", "_low", "_high", "_pairs")
                 }
-            lines.append(line | _of_memory(row) | {"warnings": codes})
+            lines.append(line | _of_loss(comparison, row.arm) | _of_memory(row) | {"warnings": codes})
     text = io.StringIO()
     writer = csv.DictWriter(text, list(dict.fromkeys(key for line in lines for key in line)), lineterminator="\n")
     writer.writeheader()
     writer.writerows(lines)
     return text.getvalue()
+
+
+def _of_loss(comparison: Comparison, arm: str) -> dict[str, Any]:
+    """The verdict on an arm's loss and the figures beside it, by column."""
+    loss, reach = losses_of(comparison).get(arm), reaches_of(comparison).get(arm)
+    area = loss and loss.area
+    parts = ("margin", "mean", "low", "high", "sd", "correlation", "p", "more_seeds")
+    return (
+        {"loss_verdict": getattr(loss, "word", None)}
+        | {f"loss_verdict_{part}": getattr(loss, part, None) for part in parts}
+        | {f"curve_percent{part}": getattr(area, part[1:] or "mean", None) for part in ("", "_low", "_high")}
+        | {f"target_{part}": getattr(reach, part, None) for part in ("reached", "runs", "steps", "train_s")}
+    )
 
 
 def _of_memory(row: Row) -> dict[str, Any]:
@@ -111,10 +130,12 @@ def as_json(comparisons: list[Comparison], found: Found) -> str:
 
 
 def _plain(comparison: Comparison) -> dict[str, Any]:
+    losses, reaches = losses_of(comparison), reaches_of(comparison)
     return {
         "name": comparison.name,
         "experiment_signature": comparison.experiment,
         "data_hash": comparison.data,
+        "verdict": asdict(verdict_of(comparison)),
         "fingerprint": comparison.fingerprint,
         "support": comparison.newest.support,
         "versions": comparison.newest.versions,
@@ -130,6 +151,8 @@ def _plain(comparison: Comparison) -> dict[str, Any]:
                 "seeds": sorted(run.seed for run in row.counted),
                 "figures": {name: vars(known) for name, known in row.figures.items()},
                 "against_reference": {name: vars(known) for name, known in row.against.items()},
+                "loss_verdict": asdict(losses[row.arm]) if row.arm in losses else None,
+                "target": asdict(reaches[row.arm]) if row.arm in reaches else None,
                 "memory": row.memory,
                 "folders": [run.folder for run in row.runs],
             }

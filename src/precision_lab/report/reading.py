@@ -1,4 +1,4 @@
-"""A comparison in plain sentences: what each arm did to speed, memory and loss on this machine, and no verdict."""
+"""A comparison in plain sentences: what each arm did to speed, memory and loss on this machine."""
 
 import math
 import re
@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from precision_lab.report.compare import Comparison, Estimate, Row
+from precision_lab.report.loss import CONFIDENCE, MORE_SEEDS, PAIRS_FOR_A_VERDICT, Loss, losses_of
 from precision_lab.report.memory import memory_reasons
 from precision_lab.report.read import plain
 
@@ -19,7 +20,13 @@ _LOW = ("bfloat16", "float16")
 
 def reading(comparison: Comparison) -> list[str]:
     """Sentences on speed, on memory, on the loss and on runs that did not complete, as far as there is something."""
-    told = [_speed(comparison), _memory(comparison), *memory_reasons(comparison), _loss(comparison), _ends(comparison.rows)]
+    told = [
+        _speed(comparison),
+        _memory(comparison),
+        *memory_reasons(comparison),
+        *_loss(comparison),
+        _ends(comparison.rows),
+    ]
     return [sentence for sentence in told if sentence]
 
 
@@ -36,10 +43,11 @@ def units(support: dict[str, str]) -> str:
     lacks = [name for name in _LOW if name not in has]
     if not has:
         return "which has no bfloat16 and no float16 units"
-    return f"which has {_joined(has)} units" + (f" and no {lacks[0]} units" if lacks else "")
+    return f"which has {joined(has)} units" + (f" and no {lacks[0]} units" if lacks else "")
 
 
-def _joined(parts: list[str]) -> str:
+def joined(parts: list[str]) -> str:
+    """`fp32, tf32 and bf16`."""
     return f"{', '.join(parts[:-1])} and {parts[-1]}" if len(parts) > 1 else "".join(parts)
 
 
@@ -84,7 +92,7 @@ def _speed(comparison: Comparison) -> str:
         (first, speed), *rest = clear
         told = [f"{first.arm} trained at {between(speed, ratio)} times the speed of {base.arm}"]
         told += [f"{row.arm} at {between(speed, ratio)}" for row, speed in rest]
-        parts.append(f"{_joined(told)}{_why_slower(comparison, clear)}")
+        parts.append(f"{joined(told)}{_why_slower(comparison, clear)}")
     parts += [
         f"the speed of {row.arm} is not resolved by {speed.pairs} pairs of seeds: {between(speed, ratio)}"
         for row, speed in wide
@@ -99,10 +107,10 @@ def _why_slower(comparison: Comparison, known: list[tuple[Row, Estimate]]) -> st
     ]
     emulated = [row.arm for row in slower if comparison.newest.support.get(row.dtype) == "emulated"]
     if emulated:
-        return f" ({_joined(emulated)}: what a machine has no units for, it converts back and forth)"
+        return f" ({joined(emulated)}: what a machine has no units for, it converts back and forth)"
     step_ms = comparison.reference.figures["step_ms"].median
     if slower and step_ms < SHORT_STEP_MS:
-        arms = _joined([row.arm for row in slower])
+        arms = joined([row.arm for row in slower])
         return f" ({arms}: in a step of {step_ms:.2g} ms, casts and dispatch may cost more than the units save)"
     return ""
 
@@ -125,29 +133,67 @@ def _memory(comparison: Comparison) -> str:
 def _shares(known: list[tuple[Row, Estimate]], verb: str) -> str:
     (first, share), *rest = known
     told = [f"{first.arm} {verb} {unless_exact(share, ratio)}"]
-    return _joined(told + [f"{row.arm} {unless_exact(share, ratio)}" for row, share in rest])
+    return joined(told + [f"{row.arm} {unless_exact(share, ratio)}" for row, share in rest])
 
 
-def _loss(comparison: Comparison) -> str:
-    known, base = _known(comparison.others, "loss_difference"), comparison.reference
+def horizon(config: dict[str, Any]) -> str:
+    """`200 steps of batch 64`: how far a comparison's runs went, of its flat config."""
+    steps, epochs = (config.get(f"trainer.{unit}") for unit in ("steps", "epochs"))
+    length = f"{steps} step{'s' if steps != 1 else ''}" if steps else f"{epochs} epoch{'s' if epochs != 1 else ''}"
+    parts = config.get("trainer.accumulation") or 1
+    return f"{length} of batch {f'{parts} x ' if parts > 1 else ''}{config.get('trainer.batch_size')}"
+
+
+def _loss(comparison: Comparison) -> list[str]:
+    known, base = losses_of(comparison), comparison.reference
     if not known or not base:
-        return ""
-    loss = base.figures["val_loss_fp32"]
+        return []
+    loss, margin = base.figures["val_loss_fp32"], comparison.config["verdict.loss_margin"]
     spread = f" (sd over {loss.n} seeds {loss.sd:.2g})" if loss.sd is not None else ""
-    told = [f"the validation loss, computed in float32, was {loss.mean:.4g} for {base.arm}{spread}"]
-    endings: dict[str, list[str]] = {}
-    for row, apart in known:
-        endings.setdefault(_detected(apart), []).append(f"{between(apart, difference)} for {row.arm}")
-    told += [f"the difference from it is {_joined(arms)}{ending}" for ending, arms in endings.items()]
-    text = "; ".join(told)
-    return f"{text[0].upper()}{text[1:]}."
+    told = [
+        f"After {horizon(comparison.config)} the validation loss, computed in float32, was {loss.mean:.4g} for "
+        f"{base.arm}{spread}; a difference of less than {100 * margin:.3g} % of it counts as none."
+    ]
+    for arm, apart in known.items():
+        estimate = Estimate(apart.pairs, apart.mean, apart.low, apart.high)
+        pairs = f"{apart.pairs} pairs" if apart.pairs > 1 else "one pair"
+        interval = f", {100 * CONFIDENCE:.0f} % interval over {pairs} of seeds" if apart.low is not None else ""
+        told.append(f"{arm} differs by {between(estimate, difference)}{interval}: {loss_words(apart)}.")
+    return told + _chance(comparison, known)
 
 
-def _detected(apart: Estimate) -> str:
-    if apart.low is None:
-        return ", in one pair of seeds"
-    found = ": none detected" if apart.low <= 0 <= apart.high else ", an interval that leaves 0 out,"
-    return f"{found} in {apart.pairs} pairs of seeds"
+def loss_words(loss: Loss) -> str:
+    """`worse (p = 0.031)`, `undecided, about 12 more seeds would tell`: the word, and what it takes or leaves open."""
+    if loss.few:
+        return f"undecided, since a verdict takes {PAIRS_FOR_A_VERDICT} pairs at least ({loss.more_seeds} more)"
+    if loss.word == "undecided":
+        if loss.more_seeds is None:
+            return f"undecided, and more than {MORE_SEEDS} more seeds would be needed to tell"
+        return f"undecided, about {loss.more_seeds} more seed{'s' if loss.more_seeds > 1 else ''} would tell"
+    if loss.word == "equivalent":
+        exact = ", equal to the last bit" if loss.low == loss.high == 0 else ""
+        return "equivalent" + (", a real but negligible difference" if loss.negligible else exact)
+    return f"{loss.word} (sign-flip test: p = {loss.p:.2g})"
+
+
+def _chance(comparison: Comparison, known: dict[str, Loss]) -> list[str]:
+    """How far a change in the last bit of the weights drives runs apart, beside what the arms did."""
+    spread = {row.arm: known[row.arm] for row in comparison.others if row.arm in known}
+    spread = {arm: loss for arm, loss in spread.items() if loss.sd is not None}
+    controls = [row.arm for row in comparison.others if row.perturbed and row.arm in spread]
+    if not controls:
+        return []
+
+    def told(arm: str) -> str:
+        r = spread[arm].correlation
+        return f"{spread[arm].sd:.2g} for {arm}" + (f" (r = {r:.3f})" if r is not None else "")
+
+    arms = [arm for arm in spread if arm not in controls]
+    beside = f", and {joined([told(arm) for arm in arms])}" if arms else ""
+    return [
+        f"Weights changed in their last bits alone drive runs of one seed apart by an sd of "
+        f"{joined([told(arm) for arm in controls])}{beside}; r is the correlation with the reference arm over seeds."
+    ]
 
 
 def _ends(rows: list[Row]) -> str:

@@ -14,14 +14,18 @@ from rich.table import Table
 from rich.text import Text
 
 from precision_lab.report.compare import AGAINST, Comparison, Row
+from precision_lab.report.loss import losses_of, reaches_of
 from precision_lab.report.read import Found, plain
-from precision_lab.report.reading import between, difference, machine, ratio, reading, unless_exact
+from precision_lab.report.reading import between, difference, horizon, machine, ratio, reading, unless_exact
+from precision_lab.report.verdict import verdict_of
 from precision_lab.report.warnings import warnings_of
 
 LEGEND = (
     "(a to b): smallest and largest of the runs; [a, b]: 95 % interval of the mean over pairs of runs of one seed. "
     "speed ratio: step time of the reference arm over the arm's. saved: activations kept for backward. "
-    "ms/step is the median of the runs, the rest are means; the spread of each is in the CSV and JSON."
+    "ms/step is the median of the runs, the rest are means; the spread of each is in the CSV and JSON. verdict: on "
+    "the loss, within the experiment's margin. to target: steps, and seconds of training, until the validation loss "
+    "came to the reference arm's final one. curve: mean difference of the loss over all evaluations."
 )
 # More comparisons than this are left to the files, and more of one kind of anything to the JSON.
 SHOWN = 20
@@ -103,6 +107,9 @@ def blocks(comparison: Comparison) -> list[list[Column]]:
     peaks = [row.figures["peak_allocated_gib"].mean for row in rows if "peak_allocated_gib" in row.figures]
     measured = any("val_accuracy" in row.figures for row in rows)
     accuracy = [Column("accuracy", _mean("val_accuracy"))] if measured else []
+    jumped = any("spike_score" in row.figures and row.figures["spike_score"].high > 0 for row in rows)
+    spikes = [Column("spikes %", _mean("spike_score", 100))] if jumped else []
+    losses = losses_of(comparison)
     unit, scale = ("GiB", 1.0) if max(peaks, default=0.0) >= 1 else ("MiB", 1024.0)
     return [
         [
@@ -127,9 +134,31 @@ def blocks(comparison: Comparison) -> list[list[Column]]:
             Column("sd", _sd),
             Column("minus reference, by seed", _against("loss_difference", difference, "0")),
             Column("pairs", _pairs),
+            Column("verdict", lambda row: losses[row.arm].word if row.arm in losses else "-"),
             *accuracy,
+            *_of_curves(comparison),
+            *spikes,
         ],
     ]
+
+
+def _of_curves(comparison: Comparison) -> list[Column]:
+    """Of arms whose loss was evaluated on the way, too."""
+    losses, reaches = losses_of(comparison), reaches_of(comparison)
+
+    def to_target(row: Row) -> str:
+        reach = reaches.get(row.arm)
+        if not reach:
+            return "-"
+        missed = f", {reach.runs - reach.reached} of {reach.runs} never" if reach.reached < reach.runs else ""
+        return f"{number(reach.steps)} ({number(reach.train_s)} s){missed}" if reach.steps else missed.strip(", ")
+
+    def area(row: Row) -> str:
+        known = row.arm in losses and losses[row.arm].area
+        return between(known, difference) if known else "-"
+
+    columns = [Column("to target", to_target)] if reaches else []
+    return columns + ([Column("curve %", area)] if any(loss.area for loss in losses.values()) else [])
 
 
 def cells_of(columns: list[Column], rows: list[Row]) -> Cells:
@@ -152,11 +181,9 @@ def subtitle(comparison: Comparison) -> list[str]:
     """On what and how it was run, and why it is no part of the table above."""
     config, last = comparison.config, comparison.newest
     able = ", ".join(f"{name} {word}" for name, word in last.support.items() if name != "float32")
-    steps, epochs = (config.get(f"trainer.{unit}") for unit in ("steps", "epochs"))
-    length = f"{steps} steps" if steps else f"{epochs} epoch{'s' if epochs != 1 else ''}"
     lines = [
         f"{hardware_label(comparison.fingerprint)}; {able}",
-        f"torch {last.versions.get('torch')}; {length} of batch {config.get('trainer.batch_size')}",
+        f"torch {last.versions.get('torch')}; {horizon(config)}",
     ]
     if comparison.differs:
         words = ("not comparable with the one above", "the same experiment as above on other hardware")
@@ -244,8 +271,12 @@ def show(comparisons: list[Comparison], found: Found, console: Console) -> None:
         console.print(Text(title(comparison), style="bold"))
         for line in subtitle(comparison):
             console.print(Text(line))
+        verdict = verdict_of(comparison)
+        console.print(Text(f"\n{verdict.headline}", style="bold"))
+        console.print(Text(" ".join(verdict.sentences)))
+        console.print(Text(f"next: {verdict.command}"), soft_wrap=True)  # to be copied whole
         for columns in blocks(comparison):
-            _print_tables(cells_of(columns, comparison.rows), console)
+            print_tables(cells_of(columns, comparison.rows), console)
         cautions = [f"! {text}" for _, text in warnings_of(comparison)]
         for lines, style in ((reading(comparison), ""), (cautions, "yellow")):
             if lines:
@@ -257,15 +288,15 @@ def show(comparisons: list[Comparison], found: Found, console: Console) -> None:
         console.print(Text(f"{title(group[0])} across hardware", style="bold"))
         for caption, cells in across_blocks(group):
             console.print(Text(f"\n{caption}"))
-            _print_tables(cells, console)
+            print_tables(cells, console)
         console.print()
     for line in skipped_lines(found):
         console.print(Text(line, style="yellow"))
     console.print(Text(LEGEND, style="dim"))
 
 
-def _print_tables(cells: Cells, console: Console) -> None:
-    """One table, or several that each begin with the first column, where one is too wide: no figure is ever cut."""
+def print_tables(cells: Cells, console: Console) -> None:
+    """Print one table, or several that each begin with the first column where one is too wide: no figure is cut."""
     header, rows = cells
     widths = [_width(place, name, [row[place] for row in rows]) for place, name in enumerate(header)]
     widths[0] = min(widths[0], max(8, console.width - GAP - max(widths[1:])))  # each column fits beside the first

@@ -1,0 +1,207 @@
+"""The verdict on an arm's loss: equivalent, worse, better or undecided, and what stands beside it.
+
+The validation loss is the one computed in float32 for every arm, paired by seed. An arm is equivalent if two
+one-sided tests say so (Schuirmann 1987): the 90 % t interval of the mean difference lies within the margin, which
+the experiment's config fixed before the runs. Units: nats, seconds of training, steps.
+"""
+
+import math
+import statistics
+from dataclasses import dataclass
+from functools import cache
+from itertools import product
+
+import numpy
+
+from precision_lab.report.compare import FIGURES, Comparison, Estimate, Row, interval
+from precision_lab.report.read import Run
+
+# A verdict takes six pairs: with fewer no sign-flip test can come below 5 %.
+PAIRS_FOR_A_VERDICT = 6
+MORE_SEEDS = 100  # the largest number that is told
+CONFIDENCE = 0.9  # of the interval that two one-sided tests at 5 % come down to
+_EXACT = 16  # pairs up to which every pattern of signs is tried
+_POINTS = 3  # of a curve, below which it tells no more than its end
+_LOSS = FIGURES["val_loss_fp32"]
+
+
+@dataclass(frozen=True)
+class Loss:
+    """An arm's validation loss minus the reference arm's, over pairs of runs of one seed."""
+
+    word: str  # equivalent | worse | better | undecided
+    pairs: int
+    mean: float
+    low: float | None  # of the 90 % interval; None for one pair
+    high: float | None
+    margin: float  # within which a difference counts as none
+    sd: float | None  # of the differences
+    correlation: float | None  # of the two arms' losses over seeds; None where one of them does not vary
+    p: float | None  # of a two-sided sign-flip test; None below six pairs
+    more_seeds: int | None  # about how many decide it; 0 where it is decided, None for more than MORE_SEEDS
+    area: Estimate | None  # between the curves: mean over evaluations of ln(arm / reference), in %
+
+    @property
+    def few(self) -> bool:
+        """Whether there are too few pairs for any verdict."""
+        return self.pairs < PAIRS_FOR_A_VERDICT
+
+    @property
+    def negligible(self) -> bool:
+        """Whether the difference is real, and lies within the margin all the same."""
+        return self.word == "equivalent" and (self.low > 0 or self.high < 0)
+
+
+@dataclass(frozen=True)
+class Reach:
+    """When an arm's evaluations first came to the target. A median of None: fewer than half of the runs did."""
+
+    target: float  # the reference arm's median final loss and the margin
+    reached: int
+    runs: int
+    steps: float | None
+    train_s: float | None
+
+
+@cache
+def losses_of(comparison: Comparison) -> dict[str, Loss]:
+    """The verdict on each arm that has a loss, and a partner in the reference arm."""
+    base = comparison.reference
+    if not base:
+        return {}
+    share = comparison.config["verdict.loss_margin"]
+    known = {row.arm: _loss(_pairs(row, base), share) for row in comparison.others}
+    return {arm: loss for arm, loss in known.items() if loss}
+
+
+@cache
+def reaches_of(comparison: Comparison) -> dict[str, Reach]:
+    """For each arm with curves, when it came to the reference arm's final loss; a diverged run may never do."""
+    base = comparison.reference
+    final = base and base.figures.get("val_loss_fp32")
+    if not final:
+        return {}
+    target = final.median + comparison.config["verdict.loss_margin"] * abs(final.median)
+    known = {row.arm: _reach(_last_of_each_seed(row), target) for row in comparison.rows}
+    return {arm: reach for arm, reach in known.items() if reach}
+
+
+# --- the difference at the end -------------------------------------------------------------------------------------
+
+
+def _pairs(row: Row, base: Row) -> list[tuple[Run, Run]]:
+    partner = {run.seed: run for run in base.counted}
+    both = [(run, partner[run.seed]) for run in row.counted if run.seed in partner]
+    return [(a, b) for a, b in both if None not in (a.summary.get(_LOSS), b.summary.get(_LOSS))]
+
+
+def _loss(pairs: list[tuple[Run, Run]], share: float) -> Loss | None:
+    if not pairs:
+        return None
+    own, others = ([run.summary[_LOSS] for run in side] for side in zip(*pairs, strict=True))
+    apart = [a - b for a, b in zip(own, others, strict=True)]
+    mean, low, high = interval(apart, CONFIDENCE)
+    margin = share * abs(statistics.fmean(others))
+    word, more = verdict(apart, margin)
+    return Loss(
+        word,
+        len(apart),
+        mean,
+        low,
+        high,
+        margin,
+        sd=statistics.stdev(apart) if len(apart) > 1 else None,
+        correlation=_correlation(own, others),
+        p=sign_flip_p(apart) if len(apart) >= PAIRS_FOR_A_VERDICT else None,
+        more_seeds=more,
+        area=_area(pairs),
+    )
+
+
+def verdict(apart: list[float], margin: float) -> tuple[str, int | None]:
+    """(the word, about how many more seeds decide it): 0 where it is decided, None for more than MORE_SEEDS.
+
+    `apart` are the differences, one a pair of seeds.
+    """
+    if len(apart) < PAIRS_FOR_A_VERDICT:
+        return "undecided", PAIRS_FOR_A_VERDICT - len(apart)
+    mean, low, high = interval(apart, CONFIDENCE)
+    if not any(apart) or -margin < low <= high < margin:
+        return "equivalent", 0
+    if low > 0:
+        return "worse", 0
+    if high < 0:
+        return "better", 0
+    return "undecided", _more_seeds(len(apart), abs(mean), statistics.stdev(apart), margin)
+
+
+def _more_seeds(pairs: int, mean: float, sd: float, margin: float) -> int | None:
+    """The least number whose interval, were mean and sd to stay, fits into the margin or leaves 0 out."""
+    from scipy.special import stdtrit
+
+    pairs_then = pairs + numpy.arange(1, MORE_SEEDS + 1)
+    half = stdtrit(pairs_then - 1, (1 + CONFIDENCE) / 2) * sd / numpy.sqrt(pairs_then)
+    enough = numpy.flatnonzero(half < max(margin - mean, mean))
+    return int(enough[0]) + 1 if len(enough) else None
+
+
+def sign_flip_p(apart: list[float]) -> float:
+    """Two-sided p of the mean difference, were each pair's sign a coin's throw (Fisher 1935).
+
+    Exact up to 16 pairs; above, over 2^16 patterns: the one seen, and the rest drawn.
+    """
+    values = numpy.asarray(apart)
+    if len(values) <= _EXACT:
+        signs = numpy.array(list(product((1, -1), repeat=len(values))))
+    else:
+        signs = numpy.random.default_rng(0).choice((1, -1), size=(2**_EXACT, len(values)))
+        signs[0] = 1
+    tolerance = 1e-12 * numpy.abs(values).sum()  # patterns that tie come out a rounding apart
+    return float((numpy.abs(signs @ values) >= abs(values.sum()) - tolerance).mean())
+
+
+def _correlation(own: list[float], others: list[float]) -> float | None:
+    if min(len(set(own)), len(set(others))) < 2:
+        return None
+    return statistics.correlation(own, others)
+
+
+# --- the whole curve -----------------------------------------------------------------------------------------------
+
+
+def _area(pairs: list[tuple[Run, Run]]) -> Estimate | None:
+    curves = [run.curve for pair in pairs for run in pair]
+    steps = curves[0].get("step", [])
+    losses = [value for curve in curves for value in curve.get("val_loss_fp32", [None])]
+    if len(steps) < _POINTS or any(curve.get("step") != steps for curve in curves):
+        return None
+    if any(value is None or value <= 0 for value in losses):
+        return None
+    logs = [statistics.fmean(map(math.log, curve["val_loss_fp32"])) for curve in curves]
+    mean, low, high = interval([100 * (a - b) for a, b in zip(logs[::2], logs[1::2], strict=True)])
+    return Estimate(len(pairs), mean, low, high)
+
+
+def _last_of_each_seed(row: Row) -> list[Run]:
+    """Completed runs, and diverged ones where a seed has no completed one."""
+    diverged = {run.seed: run for run in row.runs if run.status == "diverged"}
+    return list((diverged | {run.seed: run for run in row.counted}).values())
+
+
+def _reach(runs: list[Run], target: float) -> Reach | None:
+    complete = [run for run in runs if run.status == "completed"]
+    if not complete or any(len(run.curve.get("step", [])) < _POINTS for run in complete):
+        return None
+    points = [(math.inf, math.inf)] * len(runs)
+    for place, run in enumerate(runs):
+        columns = (run.curve.get(name, []) for name in ("step", "train_s", "val_loss_fp32"))
+        reached = [
+            (step, train_s)
+            for step, train_s, loss in zip(*columns, strict=True)
+            if None not in (step, train_s, loss) and loss <= target
+        ]
+        points[place] = reached[0] if reached else points[place]
+    # the lower of two middle ones: half of the reference arm's runs reach the target, and so should its median
+    steps, train_s = (statistics.median_low(side) for side in zip(*points, strict=True))
+    reached = sum(step < math.inf for step, _ in points)
+    return Reach(target, reached, len(runs), *(value if value < math.inf else None for value in (steps, train_s)))
