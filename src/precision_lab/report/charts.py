@@ -15,6 +15,7 @@ from precision_lab.report.drawing import Key, Speed
 from precision_lab.report.read import Run
 from precision_lab.report.reading import difference, ratio
 from precision_lab.report.render import Cells, number
+from precision_lab.report.timing import short
 
 LOG_FROM = 20  # largest over smallest value from which a loss is drawn on a logarithmic axis
 ALTERNATION = ("timed in alternation", "timed in turn, a hint only")
@@ -150,14 +151,15 @@ def _range(point: Point, form: Callable[[float], str]) -> str:
 def _speeds(comparison: Comparison) -> Iterator[Speed]:
     for place, row in enumerate(comparison.rows):
         if row.timing:
-            kinds = {"": row.timing.ratio, "with data": row.timing.end_to_end, "compiled": row.timing.compiled}
+            timed = row.timing
+            kinds = {"computing alone": timed.ratio, "end to end": timed.end_to_end, "compiled": timed.compiled}
             for kind, one in kinds.items():
                 if one:
-                    label = f"{row.arm}, {kind}" if kind else row.arm
-                    yield Speed(place, label, ALTERNATION[0], one.value, one.low, one.high, one.pairs)
+                    label = f"{row.arm}, {kind}"
+                    yield Speed(place, label, ALTERNATION[0], one.word, one.value, one.low, one.high, one.pairs)
         elif "speed_ratio" in row.against:
             one = row.against["speed_ratio"]
-            yield Speed(place, row.arm, ALTERNATION[1], one.mean, one.low, one.high, one.pairs)
+            yield Speed(place, row.arm, ALTERNATION[1], "-", one.mean, one.low, one.high, one.pairs)
 
 
 def _speed(comparison: Comparison) -> Chart | None:
@@ -170,32 +172,31 @@ def _speed(comparison: Comparison) -> Chart | None:
         f"Speed ratio to {base}: above 1 is faster. A point with its 95 % interval, which may lead beyond the chart, "
         f"the line at 1, and the band within {100 * MARGIN:g} % of it that makes no practical difference. "
     ) + " ".join(f"{how.capitalize()}: {', '.join(ones)}." for how, ones in told.items() if ones)
-    header = ["arm", "how", "speed ratio", "from", "to", "pairs"]
+    header = ["arm", "how", "verdict", "speed ratio", "from", "to", "pairs"]
     rows = [
-        [one.label, one.how, ratio(one.value), *(_bound(end) for end in (one.low, one.high)), str(one.pairs)]
+        [one.label, one.how, one.word, *(_bound(one, end) for end in (one.value, one.low, one.high)), str(one.pairs)]
         for one in speeds
     ]
-    return Chart(
-        f"Speed ratio to {base}",
-        caption,
-        drawing.speed_spec(speeds, list(map(_interval_text, speeds)), caption),
-        (header, rows),
-    )
+    spec = drawing.speed_spec(speeds, list(map(_interval_text, speeds)), caption)
+    return Chart(f"Speed ratio to {base}", caption, spec, (header, rows))
 
 
 def _interval_text(one: Speed) -> str:
-    return ratio(one.value) if one.low is None else f"{ratio(one.value)} [{ratio(one.low)}, {ratio(one.high)}]"
+    value, low, high = (_bound(one, end) for end in (one.value, one.low, one.high))
+    return value if one.low is None else f"{value} [{low}, {high}]"
 
 
-def _bound(end: float | None) -> str:
-    return "-" if end is None else ratio(end)
+def _bound(one: Speed, end: float | None) -> str:
+    if end is None:
+        return "-"
+    return short(end) if one.how == ALTERNATION[0] else ratio(end)
 
 
 # --- memory ----------------------------------------------------------------------------------------------------
 
 
 def _memory(comparison: Comparison) -> Chart | None:
-    known = [(row, memory) for row in comparison.rows if (memory := _peak(row))]
+    known = [(row, row.memory) for row in comparison.rows if row.memory]
     if not known:
         return None
     largest = max(sum(memory["by_kind"].values()) for _, memory in known)
@@ -220,12 +221,6 @@ def _memory(comparison: Comparison) -> Chart | None:
     sizes = {row.arm: [memory["by_kind"].get(kind, 0) / size for kind in kinds] for row, memory in known}
     spec = drawing.memory_spec(sizes, keys, unit, caption)
     return Chart("Memory at the peak, by kind", caption, spec, cells, keys)
-
-
-def _peak(row: Row) -> dict[str, Any] | None:
-    """Of the arm's newest run that tells."""
-    told = [run.memory for run in curves.told_of(row) if run.memory and sum(run.memory["by_kind"].values()) > 0]
-    return told[-1] if told else None
 
 
 def _phase(memory: dict[str, Any]) -> str:

@@ -19,7 +19,6 @@ DASHES = ((1, 0), (7, 3), (2, 2), (9, 3, 2, 3), (12, 4), (4, 2, 1, 2))
 SHAPES = ("circle", "square", "triangle-up", "diamond", "triangle-down", "triangle-right")
 KIND_COLOURS = ("#0072B2", "#56B4E9", "#009E73", "#E69F00", "#D55E00", "#CC79A7", "#F0E442", "#999999")
 MARKERS = 5  # on a line of many points
-LOG_FROM = 20  # largest over smallest value from which a loss is drawn on a logarithmic axis
 ROW = 40  # pixels of an arm in a chart with an arm a row
 FAR = 10  # times the outermost points, where the axis of the speed ratios ends at the latest
 LABELLED = 0.05  # of the longest bar: shorter parts have no room for their number
@@ -51,7 +50,8 @@ class Speed:
 
     arm: int  # place of its row
     label: str
-    how: str
+    how: str  # it was timed
+    word: str  # faster | slower | no practical difference | not resolved; "-" for a hint
     value: float
     low: float | None  # of the 95 % interval; None for one pair
     high: float | None

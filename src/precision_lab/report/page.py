@@ -97,7 +97,7 @@ def _as_script(values: Any) -> Markup:
 
 
 def _is_text(place: int, header: str) -> bool:
-    return render.is_text(place, header) or header in ("how", "phase of the peak")
+    return render.is_text(place, header) or header in ("how", "verdict", "phase of the peak")
 
 
 def _capital(table: tuple[str, Cells]) -> tuple[str, Cells]:

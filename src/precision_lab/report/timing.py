@@ -30,10 +30,11 @@ _STOPPED = {
 
 def between(ratio: Ratio) -> str:
     """`1.482 [1.470, 1.495]`: three digits after the point, for intervals of a per cent."""
-    return f"{_short(ratio.value)} [{_short(ratio.low)}, {_short(ratio.high)}]"
+    return f"{short(ratio.value)} [{short(ratio.low)}, {short(ratio.high)}]"
 
 
-def _short(value: float) -> str:
+def short(value: float) -> str:
+    """A ratio by three digits after the point, one far from 1 by its magnitude."""
     return f"{value:.3f}" if 0.1 <= value < 100 else f"{value:.3g}"
 
 
