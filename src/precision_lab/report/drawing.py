@@ -112,25 +112,31 @@ def line_spec(
     path = drawn.mark_line(aria=False, interpolate=bend).encode(x, y, colour, dash, width)
     marks = _drawn("markers").mark_point(filled=True, size=45, aria=False)
     ends = _drawn("ends").mark_point(shape="cross", angle=45, filled=True, size=90, aria=False)
-    # what is shown on hover: all lines at the nearest step
-    near = altair.selection_point(
-        name="near", nearest=True, on="pointerover", clear="pointerout", fields=["step"], empty=False
-    )
-    texts = [{"step": step} | dict(zip(names, words, strict=True)) for step, words in told.items()]
+    # on hover: a rule at the nearest step, and what all lines say there
+    near = altair.selection_point(name="near", on="pointerover", clear="pointerout", fields=["step"], empty=False)
     tips = [altair.Tooltip("step:Q", title="step", format=",")]
     tips += [altair.Tooltip(f"{name}:N", title=line.label) for name, line in zip(names, lines, strict=True)]
     rule = _drawn("told").mark_rule(strokeWidth=1.5, aria=False).properties(name="hover")
-    rule = rule.encode(x, opacity=altair.condition(near, altair.value(0.6), altair.value(0)), tooltip=tips)
-    layers = [band, path, marks.encode(x, y, colour, shape), rule.add_params(near)]
+    rule = rule.encode(x, opacity=altair.condition(near, altair.value(0.6), altair.value(0)))
+    area = _drawn("told").mark_rect(opacity=0, aria=False).properties(name="areas")
+    area = area.encode(altair.X("from:Q"), altair.X2("to:Q"), tooltip=tips).add_params(near)
+    layers = [band, path, marks.encode(x, y, colour, shape), rule]
     if any(line.diverged for line in lines):
         layers.append(ends.encode(x, y, colour))
+    texts = [place | dict(zip(names, told[place["step"]], strict=True)) for place in _areas(list(told))]
     sets = {"values": values, "markers": list(_markers(names, lines)), "ends": list(_ends(names, lines)), "told": texts}
-    return _spec(altair.layer(*layers), 260, caption, sets)
+    return _spec(altair.layer(*layers, area), 260, caption, sets)
 
 
 def _digits(value: float) -> float:
     """More of them would double the page and move no pixel."""
     return float(f"{value:.6g}")
+
+
+def _areas(steps: list[int]) -> Iterator[dict[str, float]]:
+    """Each step with the part of the axis that is nearer to it than to any other."""
+    for before, step, after in zip([steps[0], *steps], steps, [*steps[1:], steps[-1]], strict=False):
+        yield {"step": step, "from": (before + step) / 2 if before < step else step - 1, "to": (step + after) / 2}
 
 
 def _markers(names: list[str], lines: list[Line]) -> Iterator[dict[str, Any]]:

@@ -37,6 +37,9 @@ _OUTLINES = {
 }
 
 
+_OF_A_SWEEP = set(",'\"[]{}()\\ ")  # characters that mean something in a list of values
+
+
 @dataclass(frozen=True)
 class Section:
     """One comparison, as the template writes it."""
@@ -136,7 +139,7 @@ def _environment(comparison: Comparison) -> list[tuple[str, str]]:
     versions = list(dict.fromkeys(name for run in runs for name in run.versions))
     told = [
         ("hardware", [render.hardware_label(comparison.fingerprint)]),
-        *((key.replace("_", " "), [value]) for key, value in comparison.fingerprint.items()),
+        *((key.replace("_gib", " in GiB"), [value]) for key, value in comparison.fingerprint.items()),
         *((f"{name} units", [word]) for name, word in comparison.newest.support.items()),
         *((name, [run.versions.get(name) for run in runs]) for name in versions),
         ("git", [_git(run) for run in runs]),
@@ -151,7 +154,7 @@ def _git(run: Run) -> str | None:
 
 
 def _distinct(values: Iterable[Any]) -> str:
-    return ", ".join(dict.fromkeys(plain(str(value)) for value in values if value is not None))
+    return "; ".join(dict.fromkeys(plain(str(value)) for value in values if value is not None))
 
 
 def commands(runs: list[Run]) -> str:
@@ -165,12 +168,13 @@ def _sweep(asked: list[tuple[str, ...]]) -> str:
     parsed = [dict(word.partition("=")[::2] for word in words) for words in asked]
     keys = list(parsed[0])
     plainly = all(list(one) == keys and len(one) == len(words) for one, words in zip(parsed, asked, strict=True))
-    if len(asked) == 1 or not plainly:
+    if len(asked) == 1 or not plainly or not all("=" in word for words in asked for word in words):
         return ""
     choices = {key: list(dict.fromkeys(one[key] for one in parsed)) for key in keys}
     grid = set(product(*choices.values()))
     swept = [value for values in choices.values() if len(values) > 1 for value in values]
-    if grid != {tuple(one.values()) for one in parsed} or any(set(value) & set(",'\"[]{}()") for value in swept):
+    odd = any(not value or set(value) & _OF_A_SWEEP for value in swept)
+    if odd or grid != {tuple(one.values()) for one in parsed}:
         return ""
     return shlex.join(["python", "train.py", "-m", *(f"{key}={','.join(of)}" for key, of in choices.items())])
 
