@@ -75,6 +75,12 @@ def eval_batches(
         yield place(batch), len(indices)
 
 
+def batch_of(dataset: Dataset, samples: int, place: Callable[[Any], Any]) -> Any:
+    """One batch of any size, its samples in order and again from the first one where there are too few."""
+    indices = torch.arange(samples) % len(dataset)
+    return place(next(_load(dataset, [indices], 0, 0, False)))
+
+
 def place_on(device: torch.device | str, channels_last: bool) -> Callable[[Any], Any]:
     """A function that moves every tensor of a nested batch to `device`, asynchronously on CUDA.
 

@@ -283,6 +283,36 @@ class BenchmarkConfig:
         )
 
 
+@dataclass
+class LargestBatchConfig:
+    """What scripts/largest_batch.py looks for, and in how much memory."""
+
+    arms: str = MISSING
+    reference: str = MISSING
+    budget_gib: float | None = MISSING
+
+    def __post_init__(self) -> None:
+        require(
+            self.budget_gib is None or 0 < self.budget_gib < math.inf,
+            f"budget_gib={self.budget_gib} must be above 0 and finite, or null.",
+        )
+
+
+@dataclass
+class SelfcheckConfig:
+    """How long scripts/selfcheck.py looks."""
+
+    tries: int = MISSING
+    budget_s: float = MISSING
+    loss: bool = MISSING
+
+    def __post_init__(self) -> None:
+        _at_least("tries", self.tries, 0)
+        require(
+            0 < self.budget_s < math.inf, f"budget_s={self.budget_s} must be above 0 and finite: seconds of a trial."
+        )
+
+
 # What Hydra raises where the input cannot be composed; ValueError for a group that is given a non-name.
 COMPOSITION_ERRORS = (HydraException, OmegaConfBaseException, YAMLError, ValueError)
 

@@ -1,0 +1,33 @@
+"""Find the largest trainer.batch_size that each arm fits into a budget of memory.
+
+python scripts/largest_batch.py model=cnn dataset=digits arms=[fp32,bf16] budget_gib=0.5
+
+Takes the overrides of train.py but for precision and trainer.batch_size, and settings of its own, which are listed in
+conf/largest_batch.yaml. Trains a few steps an arm, each in a process of its own, and leaves nothing behind.
+"""
+
+import sys
+
+from rich.console import Console
+
+from precision_lab.arms import arms_of, own_settings
+from precision_lab.config import LargestBatchConfig
+from precision_lab.entry import exit_code, print_anything
+from precision_lab.errors import Ended, InputError
+from precision_lab.largest_batch import find_largest
+
+
+def main(words: list[str]) -> int:
+    settings, others = own_settings(words, LargestBatchConfig, "largest_batch.yaml")
+    if sized := next((word for word in others if word.lstrip("+").startswith("trainer.batch_size=")), None):
+        raise InputError(f"{sized}: the batch size is what is looked for; leave it out.")
+    try:
+        find_largest(arms_of(settings.arms, others), settings, Console(highlight=False))
+    except Ended as end:
+        return end.code
+    return 0
+
+
+if __name__ == "__main__":
+    print_anything()
+    sys.exit(exit_code(lambda: main(sys.argv[1:])))

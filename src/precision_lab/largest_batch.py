@@ -1,0 +1,246 @@
+"""The largest batch that each arm can train in a budget of memory: one fresh process an arm, real training steps.
+
+Knows: how to search a size whose cost grows with it. On a CPU the budget is compared with the peak of one step by
+torch's allocator, and nobody enforces it; on CUDA the allocator itself refuses what goes beyond. Refuses to know:
+time. Batches are counted in samples of one micro-batch; GiB = 2^30 and MiB = 2^20 bytes.
+"""
+
+import dataclasses
+import gc
+import json
+import math
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from precision_lab.config import Config, LargestBatchConfig
+from precision_lab.entry import exit_code
+from precision_lab.errors import Ended, InputError, require
+from precision_lab.stops import stop_when_closed
+from precision_lab.sweep.survey import survey
+
+GIB, MIB = 2**30, 2**20
+WITHIN = 0.02  # of the largest batch: where the search stops
+CHILD = [sys.executable, "-P", "-c", f"from {__name__} import main; main()"]
+_MEANING = {
+    "cpu": "Memory of one training step by the allocator of torch: {budget}. The process itself, and what libraries "
+    "allocate for themselves, come on top; the operating system enforces no such budget.",
+    "cuda": "Memory of the CUDA device: {budget}. A size that does not fit is one that ran out of memory; the CUDA "
+    "context comes on top of what the allocator holds.",
+}
+
+
+@dataclass(frozen=True)
+class Largest:
+    """What the search found."""
+
+    batch: int  # the largest that fits; 0 where not even one sample does
+    beyond: int  # one that does not fit: larger by at most WITHIN, or by one sample
+    beyond_peak: int | None  # bytes that it takes; None where memory ran out
+    memory: dict[str, Any] | None  # the peak of a step at `batch` by kind, as in result.json
+    samples: int  # of the training set
+
+
+def search(peak: Callable[[int], int | None], budget: int | None) -> tuple[int, int]:
+    """(the largest size found to fit, one not to fit), apart by WITHIN or one; (0, 1) if a size of 1 does not fit.
+
+    `peak(size)` gives the bytes that a size takes, or None where memory ran out; a size fits if it takes at most
+    `budget` bytes, where there is one. Both sizes have been tried.
+    """
+    known: dict[int, int | None] = {0: None}
+
+    def fits(size: int) -> bool:
+        known[size] = peak(size)
+        return known[size] is not None and (budget is None or known[size] <= budget)
+
+    low, size = 0, 2  # not 1: batch norm may refuse to train on one sample
+    while fits(size):
+        before, low, size = low, size, 2 * size
+        growth = known[low] - known[before] if known[before] else 0
+        if budget is not None and growth > 0:
+            # just beyond the budget, which may be close to all the memory there is
+            affordable = low + (budget - known[low]) * (low - before) / growth
+            size = max(low + 1, min(size, math.ceil((1 + WITHIN / 2) * affordable)))
+    high = size
+    if not low:
+        return (1, 2) if fits(1) else (0, 1)
+    while high - low > max(1, WITHIN * low):
+        middle = _between(low, high, known, budget)
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low, high
+
+
+def _between(low: int, high: int, known: dict[int, int | None], budget: int | None) -> int:
+    """Just below where a straight line meets the budget, if that is well inside; else the middle."""
+    if budget is not None and known[high] is not None:
+        meets = low + (high - low) * (budget - known[low]) / (known[high] - known[low])
+        close = int((1 - WITHIN / 4) * meets)
+        if low + WITHIN / 4 * low < close < high:
+            return close
+    return (low + high) // 2
+
+
+# --- all arms ------------------------------------------------------------------------------------------------
+
+
+def find_largest(arms: dict[str, Config], settings: LargestBatchConfig, console: Console) -> None:
+    """Search arm by arm and print the table. Raises InputError, or Ended where a search failed and said so."""
+    for asked in arms.values():
+        require(
+            not asked.device.compile,
+            "The memory of a compiled model is not measured operation by operation; drop device.compile=true.",
+        )
+    answers = survey(list(arms.values()))
+    if refused := next((answer.refused for answer in answers if answer.refused), None):
+        raise InputError(refused)
+    device = answers[0].device
+    require(device in _MEANING, f"The largest batch is not searched for on {device}, where no step's peak is known.")
+    budget = _budget_on(device, settings.budget_gib)
+    shown = f"{budget / GIB:.4g} GiB" if budget else "all that is free"
+    console.print(_MEANING[device].format(budget=shown) + "\n")
+    found = {}
+    for label, asked in arms.items():
+        with console.status(f"{label}: trying batches"):
+            found[label] = _largest_of(label, asked, budget)
+        if not found[label].batch:
+            needs = found[label].beyond_peak
+            takes = f"which takes {needs / GIB:.4g} GiB" if needs else "where memory ran out"
+            raise InputError(f"{shown} is too small for {label} at a batch of 1, {takes}; set a larger budget_gib.")
+    console.print(_table(found, settings.reference))
+    samples = min(one.samples for one in found.values())
+    if any(one.batch > samples for one in found.values()):
+        console.print(
+            f"The training set has {samples:,} samples, the largest trainer.batch_size that train.py takes; larger "
+            "batches were filled by taking samples again."
+        )
+
+
+def _budget_on(device: str, asked_gib: float | None) -> int | None:
+    """Bytes; None for all of a CUDA device."""
+    budget = None if asked_gib is None else int(asked_gib * GIB)
+    if device != "cpu":
+        return budget
+    from precision_lab import hardware  # brings torch
+
+    available = hardware.available_memory()
+    require(bool(budget or available), "How much memory is available here is not known; set budget_gib.")
+    require(
+        not budget or not available or budget <= available,
+        f"budget_gib={asked_gib} is more than the {(available or 0) / GIB:.3g} GiB of memory available here.",
+    )
+    return budget or available // 2
+
+
+def _largest_of(label: str, asked: Config, budget: int | None) -> Largest:
+    with subprocess.Popen(CHILD, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        pickle.dump((sys.path, asked, budget), child.stdin)
+        child.stdin.flush()  # and held open to the end: the process stops when this one is gone
+        answer = child.stdout.read()
+        child.wait()
+    if child.returncode < 0:
+        raise InputError(
+            f"{label}: the search was killed by signal {-child.returncode}, perhaps for want of memory; set a smaller "
+            "budget_gib."
+        )
+    if child.returncode:
+        raise Ended(child.returncode)
+    return Largest(**json.loads(answer))
+
+
+def _table(found: dict[str, Largest], reference: str) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("arm", overflow="fold", min_width=8)
+    for header in ("largest", "ratio", "peak MiB"):
+        table.add_column(header, justify="right", no_wrap=True)
+    table.add_column("phase", no_wrap=True)
+    table.add_column("mostly", overflow="fold")
+    table.add_column("too large", justify="right", no_wrap=True)
+    base = found.get(reference)
+    for label, one in found.items():
+        memory = one.memory
+        kind, nbytes = max(memory["by_kind"].items(), key=lambda item: item[1])
+        table.add_row(
+            label,
+            f"{one.batch:,}",
+            f"{one.batch / base.batch:.2f}" if base else "-",
+            f"{memory['peak_bytes'] / MIB:,.1f}",
+            memory["phase"],
+            f"{kind.replace('_', ' ')} {nbytes / memory['peak_bytes']:.0%}",
+            f"{one.beyond:,}",
+        )
+    return table
+
+
+# --- one arm, in its process ---------------------------------------------------------------------------------
+
+
+def main() -> None:
+    """Take an order at stdin, search, and give the answer at stdout as JSON; end with an exit code."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # whatever a model prints is no part of the answer
+    sys.path[:], asked, budget = pickle.load(os.fdopen(0, "rb", closefd=False))
+    stop_when_closed(os.dup(0))
+
+    def answer() -> int:
+        json.dump(dataclasses.asdict(_look(asked, budget)), answers)
+        answers.flush()
+        return 0
+
+    sys.exit(exit_code(answer))
+
+
+def _look(asked: Config, budget: int | None) -> Largest:
+    from precision_lab import hardware
+    from precision_lab.assemble import assemble, make_trainer, resolve
+    from precision_lab.batches import batch_of
+    from precision_lab.inspection import peak_by_kind, step_peak
+
+    resolved = resolve(asked)
+    enforced = resolved.device.type == "cuda"
+    if enforced and budget:
+        _limit_cuda(budget)
+    ready = assemble(resolved)
+    trainer, train = make_trainer(ready), ready.workload.data.train
+    peaks: dict[int, int | None] = {}
+
+    def tried(measure: Callable[[Any, Any], Any], size: int) -> Any:
+        """What is measured in a step on that many samples; None where memory ran out."""
+        trainer.plan = dataclasses.replace(trainer.plan, batch_size=size)
+        try:
+            return measure(trainer, batch_of(train, size, ready.place))
+        except Exception as error:
+            if not hardware.is_out_of_memory(error):
+                raise
+        # Out here nothing holds the failed step's tensors. What it left half done is made anew.
+        trainer.optimizer.zero_grad()
+        trainer.optimizer.state.clear()
+        trainer.scaler = trainer.policy.grad_scaler()
+        gc.collect()
+        hardware.release_cached_memory()
+        return None
+
+    def peak(size: int) -> int | None:
+        if not trainer.optimizer.state:  # the first step makes it; what counts is a step that finds it there
+            tried(step_peak, size)
+        peaks[size] = tried(step_peak, size)
+        return peaks[size]
+
+    trainer.model.train()
+    batch, beyond = search(peak, None if enforced else budget)
+    memory = tried(peak_by_kind, batch) if batch else None
+    return Largest(batch, beyond, peaks[beyond], memory, len(train))
+
+
+def _limit_cuda(budget: int) -> None:
+    import torch
+
+    total = torch.cuda.get_device_properties(0).total_memory
+    require(budget <= total, f"budget_gib={budget / GIB:.4g} is more than the {total / GIB:.4g} GiB of this device.")
+    torch.cuda.set_per_process_memory_fraction(budget / total)
