@@ -35,6 +35,7 @@ NOT_THE_EXPERIMENT = {
     *("precision.init_scale", "precision.growth_interval", "precision.min_scale"),
     *("precision.max_consecutive_skips", "precision.float32_matmul", "precision.float32_conv"),
     "precision.fp32_modules",
+    "precision.weight_noise",
 }
 
 

@@ -211,7 +211,7 @@ def test_the_scaler_is_enabled_for_fp16_alone(name):
 
 
 def test_there_are_as_many_precisions_as_this_file_knows():
-    assert {p.stem for p in (config.CONF / "precision").glob("*.yaml")} == {*ARMS, "tf32", "auto"}
+    assert {p.stem for p in (config.CONF / "precision").glob("*.yaml")} == {*ARMS, "fp32_perturbed", "tf32", "auto"}
 
 
 @pytest.mark.parametrize("optimizer", ["adamw_fused", "sgd_fused_momentum", "adamw_loop"])

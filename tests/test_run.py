@@ -177,6 +177,7 @@ def test_status_result_and_metrics_agree(runs):
     assert 0 < summary["final/perf_step_ms_p50"] <= summary["final/perf_step_ms_p95"]
     assert summary["final/perf_samples_per_s"] > 0
     assert (summary["final/amp_skipped_steps"], summary["final/amp_loss_scale"]) == (0, 1.0)
+    assert summary["final/train_spike_score"] is None  # fewer than 101 steps
 
 
 def test_environment_holds_flags_support_and_the_labels_proof(runs):
@@ -249,7 +250,13 @@ def test_instruments_leave_no_trace_in_the_losses(runs):
     assert plain["hashes"] == observed["hashes"]
     assert plain["summary"]["final/val_loss"] == observed["summary"]["final/val_loss"]
     assert plain["run_signature"] == observed["run_signature"]
-    assert [line["train/step"] for line in runs("fp32_observed").metrics] == [3, 4, 6, 8, 9, 12]
+    metrics = runs("fp32_observed").metrics
+    assert [line["train/step"] for line in metrics] == [3, 4, 6, 8, 9, 12]
+    curve = observed["curve"]
+    evaluated = {line["train/step"]: line["val/loss_fp32"] for line in metrics if "val/loss_fp32" in line}
+    assert curve["step"] == list(evaluated) == [4, 8, 12]
+    assert curve["val_loss_fp32"] == list(evaluated.values())
+    assert 0 < curve["train_s"][0] < curve["train_s"][1] < curve["train_s"][2] < metrics[-1]["time_s"]
     assert "final/mem_saved_activations_mib" not in plain["summary"]
     assert observed["summary"]["final/mem_saved_activations_mib"] > 0
     assert observed["summary"]["final/mem_peak_allocated_gib"] > 0

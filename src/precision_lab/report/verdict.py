@@ -78,7 +78,7 @@ def _judge(comparison: Comparison, row: Row) -> _Judged:
     if word == "slower":
         return _Judged(row, loss, "no", gains)
     if loss and loss.word == "worse":
-        return _Judged(row, loss, "no", f"{gains}, but {about_loss}")
+        return _Judged(row, loss, "no", f"{gains}{', but' if word == 'faster' else ';'} {about_loss}")
     if word == "no practical difference" and not _saves(row):
         return _Judged(row, loss, "no", gains)
     missing = {"untimed": "untimed", "not resolved": "unresolved"}.get(word)
