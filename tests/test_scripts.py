@@ -30,7 +30,9 @@ def test_the_demo_sweeps_compares_and_says_it_in_sentences_and_runs_nothing_twic
     assert [line.split()[:3] for line in lines[header + 1 : header + 3]] == [
         ["fp32", "2", "completed"], ["bf16", "2", "completed"]
     ]  # fmt: skip
-    assert max(map(len, lines[header:-1])) <= 80
+    assert max(map(len, lines[header:-2])) <= 80
+    assert lines[-1] == f"the page: {sweep}/report.html"
+    assert (sweep / "report.html").is_file()
     text = " ".join(first.stdout.split())
     assert re.search(
         r"On this \S.*? units?, .*\. Of what fp32 keeps for backward, bf16 kept 0\.5\d; .*\. The valid", text
