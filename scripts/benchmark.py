@@ -16,6 +16,7 @@ from rich.console import Console
 from precision_lab.arms import arms_of, own_settings
 from precision_lab.config import BenchmarkConfig, as_values
 from precision_lab.entry import exit_code, print_anything
+from precision_lab.errors import InputError
 from precision_lab.folders import benchmark_folder
 from precision_lab.recorder import write_whole
 from precision_lab.redaction import redact, secrets_in
@@ -26,6 +27,8 @@ from precision_lab.report.timing import show, standing
 def main(words: list[str]) -> int:
     settings, others = own_settings(words, BenchmarkConfig, "benchmark.yaml")
     asked = arms_of(settings.arms, others)
+    if settings.reference not in asked:
+        raise InputError(f"reference={settings.reference} is none of the arms, which are {', '.join(asked)}.")
     from precision_lab.benchmark.measure import measure  # torch comes in here
 
     first = next(iter(asked.values()))

@@ -29,7 +29,7 @@ class Meter:
     ):
         """`mark`, `elapsed_ms` and `clock` (seconds) are the device's own unless a test brings its clock."""
         self._device, self._warmup, self._clock = device, warmup_steps, clock
-        self._mark, self._elapsed_ms = (mark, elapsed_ms) if mark else _timer(device)
+        self._mark, self._elapsed_ms = (mark, elapsed_ms) if mark else timer(device)
         self._marks: list[Any] = []
         self._waits_ms: list[float] = []
         self._wait_ms = 0.0
@@ -120,7 +120,8 @@ def percentile(values: list[float], share: float) -> float:
     return ordered[max(0, math.ceil(round(share * len(ordered), 9)) - 1)]
 
 
-def _timer(device: torch.device) -> tuple[Callable[[], Any], Callable[[Any, Any], float]]:
+def timer(device: torch.device) -> tuple[Callable[[], Any], Callable[[Any, Any], float]]:
+    """(mark, elapsed_ms): what marks a moment in the device's stream, and the ms between two that have passed."""
     if device.type == "cpu":
         return time.perf_counter, lambda start, end: (end - start) * 1e3
     event_type = {"cuda": torch.cuda.Event, "mps": torch.mps.Event}[device.type]

@@ -7,8 +7,9 @@ of each arm does the same work, from equal weights, however long the benchmark t
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from precision_lab import hardware
 from precision_lab.assemble import Assembly, build_model, make_trainer, training_batches
+from precision_lab.meter import timer
 
 # A warm-up ends where the median of the last steps is within this of those before them, and no step was skipped.
 WARM_STEPS, WARM_WITHIN, WARM_TURNS = 10, 0.05, 10
@@ -37,21 +39,25 @@ class Contestant:
         self._trainer.model.train()
         for group in self._trainer.optimizer.param_groups:
             group["lr"] = 0.0
+        self._mark, self._elapsed_ms = timer(self._device)
         self.skipped_steps = 0
 
-    def steps(self, batches: Iterator[Any], steps: int, lead_in: int = 0) -> float:
-        """Seconds a step of `steps` steps, after `lead_in` that are not timed: caches and clocks change hands."""
+    def steps(self, batches: Iterator[Any], steps: int, lead_in: int = 0) -> list[float]:
+        """Seconds of each of `steps` steps, after `lead_in` that are not timed: caches and clocks change hands."""
         self._policy.apply_backends()  # another arm had the process before
-
-        def run(count: int) -> None:
-            for _ in range(count):
-                self._trainer.step(batches)
-
-        run(lead_in)
-        seconds = timed(self._device, lambda: run(steps))
+        for _ in range(lead_in):
+            self._step(batches)
+        marks = [self._mark()]
+        for _ in range(steps):
+            self._step(batches)
+            marks.append(self._mark())
+        hardware.synchronize(self._device)  # once a block: the marks lie in the device's stream
         _, _, skipped = self._trainer.window.read()
         self.skipped_steps = int(skipped.sum())  # of the last call
-        return seconds / steps
+        return [self._elapsed_ms(a, b) / 1e3 for a, b in pairwise(marks)]
+
+    def _step(self, batches: Iterator[Any]) -> None:
+        self._trainer.step(batches)
 
     def busy_share(self, batches: Iterator[Any], steps: int, step_s: float) -> float | None:
         """Share of `step_s` in which a kernel runs on the GPU, from the profile of one block; None off CUDA."""
@@ -76,28 +82,14 @@ def covered(spans: list[tuple[float, float]]) -> float:
     return total
 
 
-def timed(device: torch.device, action: Callable[[], None]) -> float:
-    """Seconds that `action` takes: on CUDA between two events in its stream, elsewhere on the host's clock."""
-    if device.type == "cuda":
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        action()
-        end.record()
-        end.synchronize()
-        return start.elapsed_time(end) / 1e3
-    hardware.synchronize(device)
-    start = time.perf_counter()
-    action()
-    hardware.synchronize(device)
-    return time.perf_counter() - start
-
-
 def clock_cost(device: torch.device) -> float:
     """Seconds that it costs the host to time nothing (median of 20)."""
+    mark, _ = timer(device)
 
     def once() -> float:
         start = time.perf_counter()
-        timed(device, lambda: None)
+        mark(), mark()
+        hardware.synchronize(device)
         return time.perf_counter() - start
 
     return statistics.median(once() for _ in range(20))
@@ -119,11 +111,8 @@ def warm_up(contestants: list[Contestant], ring: "Ring", until: float) -> bool:
         skipped = 0
         for contestant, known in zip(contestants, medians, strict=True):
             batches = ring.from_step(turn * WARM_STEPS)
-            times = []
-            for _ in range(WARM_STEPS):
-                times.append(contestant.steps(batches, 1))
-                skipped += contestant.skipped_steps
-            known.append(statistics.median(times))
+            known.append(statistics.median(contestant.steps(batches, WARM_STEPS)))
+            skipped += contestant.skipped_steps
         steady = turn > 0 and all(abs(known[-1] - known[-2]) <= WARM_WITHIN * known[-2] for known in medians)
         if steady and not skipped:
             return True

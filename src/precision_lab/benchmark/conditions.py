@@ -1,4 +1,4 @@
-"""The conditions that a benchmark is made under: busy cores, clocks, throttling, who else is on the GPU; and its energy.
+"""The conditions that a benchmark is made under: busy cores, clocks, throttling, others on the GPU; and its energy.
 
 NVIDIA's counters are read through NVML (package nvidia-ml-py, optional): without it they are `not measured`.
 """

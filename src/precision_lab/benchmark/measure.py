@@ -4,7 +4,6 @@ Each arm's blocks are paired with the reference arm's of the same round. A secon
 its ratio to the first is the noise floor, and where its interval leaves 1 out, nothing that was measured is trusted.
 """
 
-import gc
 import statistics
 import time
 from collections.abc import Callable
@@ -20,7 +19,7 @@ from precision_lab.benchmark.sittings import Apart, Column, Notes, OutOfMemory, 
 from precision_lab.config import BenchmarkConfig, Config, as_values
 from precision_lab.environment import environment_of
 from precision_lab.errors import InputError
-from precision_lab.identity import arm_label, experiment_signature
+from precision_lab.identity import experiment_signature
 from precision_lab.ratios import Ratio, ratio_of
 
 SCHEMA_VERSION = 1
@@ -86,11 +85,9 @@ def again(reference: str) -> str:
 def measure(asked: dict[str, Config], settings: BenchmarkConfig, told: Callable[[Measured], None]) -> dict[str, Any]:
     """Time the arms and return what benchmark.json says. `told` is called when a sitting ends.
 
-    InputError for a reference that is no arm, an arm that this machine cannot do, or a reference arm that does not
+    The reference is one of them. InputError for an arm that this machine cannot do, or a reference arm that does not
     fit into memory. Ctrl-C ends it with what there is; before the first sitting it is raised.
     """
-    if settings.reference not in asked:
-        raise InputError(f"reference={settings.reference} is none of the arms, which are {', '.join(asked)}.")
     resolved = {label: resolve(one) for label, one in asked.items()}
     device = resolved[settings.reference].device
     gpu = Gpu(device)
@@ -98,19 +95,9 @@ def measure(asked: dict[str, Config], settings: BenchmarkConfig, told: Callable[
     ready = {label: assemble(one) for label, one in resolved.items()}
     asked = {label: one.asked for label, one in ready.items()}
     measured = Measured(settings.reference, asked)
-    source = _source(measured, ready, settings)
-    began = time.monotonic()
-    try:
-        while not measured.stopped_by:
-            source = _sit(source, measured, settings, began)
-            measured.seconds = time.monotonic() - began
-            told(measured)
-        if isinstance(source, Together) and gpu.joules() is not None:
-            measured.joules_per_step = source.energy(gpu.joules, ENERGY_WINDOW_S)
-    except KeyboardInterrupt:
-        if not measured.sittings:
-            raise
-        measured.stopped_by = "interrupted"
+    source = take_sittings(_source(measured, ready, settings), measured, settings, told)
+    if isinstance(source, Together) and gpu.joules() is not None and measured.stopped_by != "interrupted":
+        measured.joules_per_step = source.energy(gpu.joules, ENERGY_WINDOW_S)
     first = ready[settings.reference]
     return {
         "schema": SCHEMA_VERSION,
@@ -128,6 +115,23 @@ def measure(asked: dict[str, Config], settings: BenchmarkConfig, told: Callable[
     }
 
 
+def take_sittings(
+    source: Together | Apart, measured: Measured, settings: BenchmarkConfig, told: Callable[[Measured], None]
+) -> Together | Apart:
+    """Add sittings to `measured` until it is resolved, or the time is over, or Ctrl-C ends it."""
+    began = time.monotonic()
+    try:
+        while not measured.stopped_by:
+            source = _sit(source, measured, settings, began)
+            measured.seconds = time.monotonic() - began
+            told(measured)
+    except KeyboardInterrupt:
+        if not measured.sittings:
+            raise
+        measured.stopped_by = "interrupted"
+    return source
+
+
 def _source(measured: Measured, ready: dict[str, Assembly], settings: BenchmarkConfig) -> Together | Apart:
     kinds = (False, True) if settings.compiled else (False,)
     copy = {again(measured.reference): ready[measured.reference]}
@@ -143,9 +147,7 @@ def _source(measured: Measured, ready: dict[str, Assembly], settings: BenchmarkC
     return apart
 
 
-def _sit(
-    source: Together | Apart, measured: Measured, settings: BenchmarkConfig, began: float
-) -> Together | Apart:
+def _sit(source: Together | Apart, measured: Measured, settings: BenchmarkConfig, began: float) -> Together | Apart:
     """One more sitting, and whether it was the last; from arms in one process to processes where they do not fit."""
     until = began + settings.budget_s
     try:
@@ -208,7 +210,9 @@ def _summary(measured: Measured) -> dict[str, Any]:
                 "steps_of_a_block": notes.steps_of_a_block[column],
                 "busy_share": notes.busy_share.get(column),
                 "ratio": asdict(ratios[column]) if column in ratios else None,
-                "seconds_a_step": [[float(f"{s:.6g}") for s in sitting.get(column, [])] for sitting in measured.sittings],
+                "seconds_a_step": [
+                    [float(f"{s:.6g}") for s in sitting.get(column, [])] for sitting in measured.sittings
+                ],
             }
             for column in measured.columns
         ],

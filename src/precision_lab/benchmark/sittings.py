@@ -130,7 +130,7 @@ class Together:
             for arm in in_turn(list(self._ready), self._rounds):
                 built[arm, compiled] = one = Contestant(self._ready[arm], compiled)
                 if compiled:
-                    self.notes.compile_s.setdefault(arm, one.steps(self._ring.from_step(0), 1))
+                    self.notes.compile_s.setdefault(arm, one.steps(self._ring.from_step(0), 1)[0])
         return built
 
     def _choose_blocks(self, built: dict[tuple[str, bool], Contestant], columns: list[Column]) -> None:
@@ -138,18 +138,20 @@ class Together:
         for column in columns:
             if column in self.notes.steps_of_a_block:
                 continue
-            step_s = built[column.arm, column.compiled].steps(self._ring.from_step(0), 3)
+            step_s = statistics.median(built[column.arm, column.compiled].steps(self._ring.from_step(0), 3))
             steps = blocks.steps_of_a_block(step_s, self._cost_s)
             # so many that the batches which the loader holds ready are few among them
             self.notes.steps_of_a_block[column] = max(steps, 4 * self._prefetched if column.with_data else 0)
 
     def _block(self, contestant: Contestant, column: Column) -> float:
+        """Seconds a step: the median of a block's, which another process breaks into; their mean where data is
+        loaded, since a loader that falls behind makes few steps long."""
         steps = self.notes.steps_of_a_block[column]
         lead_in = max(int(steps > 1), self._prefetched if column.with_data else 0)
         batches = self._loader if column.with_data else self._ring.from_step(self._rounds)
         seconds = contestant.steps(batches, steps, lead_in)
         self.notes.add_skipped(column.arm, contestant.skipped_steps)
-        return seconds
+        return statistics.fmean(seconds) if column.with_data else statistics.median(seconds)
 
     def _profile(self, built: dict[tuple[str, bool], Contestant], times: dict[Column, list[float]]) -> None:
         for (arm, compiled), contestant in built.items():

@@ -239,7 +239,7 @@ def _compare_one(
 
 
 def _put_timing(row: Row, base: Row, benchmarks: list[Benchmark]) -> None:
-    """A ratio timed in alternation takes the place of one from runs in turn; of several benchmarks the newest counts."""
+    """A ratio timed in alternation takes the place of one from runs in turn; the newest benchmark counts."""
     known = (benchmark.timing_of(row.settings, base.settings) for benchmark in benchmarks)
     row.timing = next((timing for timing in known if timing), None)
     if row.timing:

@@ -13,7 +13,7 @@ from precision_lab.ratios import MARGIN, Ratio
 from precision_lab.report.benchmarks import Benchmark
 from precision_lab.report.read import plain
 from precision_lab.report.reading import joined, machine
-from precision_lab.report.render import number, print_tables
+from precision_lab.report.render import print_tables
 
 # What the verdict column may say of a ratio.
 LEGEND = (
@@ -111,9 +111,11 @@ def sentences(benchmark: Benchmark) -> list[str]:
     steps = sorted({one["steps_of_a_block"] for one in benchmark["columns"]})
     shown = f"{steps[0]}" if len(steps) == 1 else f"{steps[0]} to {steps[-1]}"
     how = "in processes that took turns" if benchmark["in_processes"] else "in one process"
+    why = _STOPPED[benchmark["stopped_by"]].format(**benchmark["settings"])
+    why = _STOPPED[benchmark["stopped_by"]].format(**benchmark["settings"])
     told = [
-        f"On this {machine(benchmark.fingerprint)}: {pairs} pairs of blocks of {shown} steps in {benchmark['sittings']} "
-        f"sittings {how}, {benchmark['seconds']:.0f} s; {_STOPPED[benchmark['stopped_by']].format(**benchmark['settings'])}."
+        f"On this {machine(benchmark.fingerprint)}: {pairs} pairs of blocks of {shown} steps in "
+        f"{benchmark['sittings']} sittings {how}, {benchmark['seconds']:.0f} s; {why}."
     ]
     further = (_unresolved, _waits, _compiled, _launch_bound, _energy)
     told += [sentence for one in further if (sentence := one(benchmark))]
