@@ -22,7 +22,7 @@ def main(words: list[str]) -> int:
     if sized := next((word for word in others if word.lstrip("+").startswith("trainer.batch_size=")), None):
         raise InputError(f"{sized}: the batch size is what is looked for; leave it out.")
     try:
-        find_largest(arms_of(settings.arms, others), settings, Console(highlight=False))
+        find_largest(arms_of(settings.arms, others), settings, Console(highlight=False, markup=False, emoji=False))
     except Ended as end:
         return end.code
     return 0

@@ -33,10 +33,12 @@ from own_code.training import (
     trainer_of,
 )
 from precision_lab import hardware, run
-from precision_lab.batches import TrainBatches, place_on
+from precision_lab.assemble import assemble, make_trainer, resolve
+from precision_lab.batches import TrainBatches, batch_of, place_on
 from precision_lab.config import compose
 from precision_lab.datasets import TensorSamples
 from precision_lab.errors import InputError
+from precision_lab.inspection import peak_by_kind, step_peak
 from precision_lab.meter import Meter
 from precision_lab.precision import backend_flags
 from precision_lab.task import Classification
@@ -356,6 +358,27 @@ def test_150_nan_batches_end_as_diverged(arm, device):
     assert progress.diverged
     assert progress.step == (30 if arm == "fp16" else 60)
     assert all_finite(snapshot(trainer.model).values())
+
+
+# ---- the peak by kind -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_the_kinds_of_a_peak_add_up_to_the_allocators(device, precision):
+    words = [f"precision={precision}", f"device={device.type}", "model=cnn", "trainer.batch_size=256"]
+    ready = assemble(resolve(compose(words)))
+    trainer, batch = make_trainer(ready), batch_of(ready.workload.data.train, 256, ready.place)
+    trainer.step(repeat(batch))
+    gc.collect()
+    plain, part = step_peak(trainer, batch), peak_by_kind(trainer, batch)
+    kinds = part["by_kind"]
+    assert sum(kinds.values()) == part["peak_bytes"] == pytest.approx(plain, rel=0.02)
+    assert part["phase"] in ("forward", "backward")
+    assert min(kinds.values()) >= 0
+    assert kinds["parameters"] == sum(t.nbytes for t in [*trainer.model.parameters(), *trainer.model.buffers()])
+    assert kinds["saved_activations"] > kinds["batch"] > 0
+    assert part.get("reserved_bytes", math.inf) >= part["peak_bytes"]
+    assert ("device_used_bytes" in part) is (device.type == "cuda")
 
 
 # ---- the meter on CUDA --------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from precision_lab import run as run_module
 from precision_lab.assemble import assemble, make_trainer, resolve, training_batches
 from precision_lab.config import compose
 from precision_lab.inspection import measure_memory, peak_by_kind
-from precision_lab.probe.ledger import KINDS, Ledger, StepMemory, by_counter, step_memory
+from precision_lab.probe.ledger import KINDS, Ledger, StepMemory, allocator_counter, by_counter, step_memory
 
 CPU = torch.device("cpu")
 MODELS = {
@@ -183,6 +183,19 @@ def test_by_a_counter_a_peak_in_backward_or_in_the_optimizer_is_found_there():
         return found.phase
 
     assert list(dict.fromkeys(map(phase, range(1, 9)))) == ["forward", "backward", "optimizer"]
+
+
+@pytest.mark.parametrize(("reading", "source"), [(4096, "allocator counter"), (0, "sampled"), (None, "sampled")])
+def test_a_counter_that_is_missing_or_counts_nothing_is_replaced_by_samples(monkeypatch, reading, source):
+    def read() -> int:
+        if reading is None:
+            raise RuntimeError("no memory statistics for this device")
+        return reading
+
+    monkeypatch.setattr(torch.accelerator, "max_memory_allocated", read)
+    monkeypatch.setattr(torch.accelerator, "reset_peak_memory_stats", lambda: None)
+    name, count = allocator_counter(CPU)  # stands in for a device without a counter known to be there
+    assert (name, count) == (source, read if source != "sampled" else torch.mps.current_allocated_memory)
 
 
 # --- in a run ---------------------------------------------------------------------------------------------

@@ -91,7 +91,10 @@ def _between(low: int, high: int, known: dict[int, int | None], budget: int | No
 
 
 def find_largest(arms: dict[str, Config], settings: LargestBatchConfig, console: Console) -> None:
-    """Search arm by arm and print the table. Raises InputError, or Ended where a search failed and said so."""
+    """Search arm by arm and print the table. Raises InputError, or Ended where a search failed and said so.
+
+    `console` is to take text as it stands: an arm's label has brackets.
+    """
     for asked in arms.values():
         require(
             not asked.device.compile,
@@ -103,7 +106,7 @@ def find_largest(arms: dict[str, Config], settings: LargestBatchConfig, console:
     device = answers[0].device
     require(device in _MEANING, f"The largest batch is not searched for on {device}, where no step's peak is known.")
     budget = _budget_on(device, settings.budget_gib)
-    shown = f"{budget / GIB:.4g} GiB" if budget else "all that is free"
+    shown = _size(budget) if budget else "all that is free"
     console.print(_MEANING[device].format(budget=shown) + "\n")
     found = {}
     for label, asked in arms.items():
@@ -111,7 +114,7 @@ def find_largest(arms: dict[str, Config], settings: LargestBatchConfig, console:
             found[label] = _largest_of(label, asked, budget)
         if not found[label].batch:
             needs = found[label].beyond_peak
-            takes = f"which takes {needs / GIB:.4g} GiB" if needs else "where memory ran out"
+            takes = f"which takes {_size(needs)}" if needs else "where memory runs out"
             raise InputError(f"{shown} is too small for {label} at a batch of 1, {takes}; set a larger budget_gib.")
     console.print(_table(found, settings.reference))
     samples = min(one.samples for one in found.values())
@@ -154,6 +157,10 @@ def _largest_of(label: str, asked: Config, budget: int | None) -> Largest:
     return Largest(**json.loads(answer))
 
 
+def _size(nbytes: int) -> str:
+    return f"{nbytes / GIB:.3g} GiB" if nbytes >= GIB else f"{nbytes / MIB:.3g} MiB"
+
+
 def _table(found: dict[str, Largest], reference: str) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("arm", overflow="fold", min_width=8)
@@ -170,7 +177,7 @@ def _table(found: dict[str, Largest], reference: str) -> Table:
             label,
             f"{one.batch:,}",
             f"{one.batch / base.batch:.2f}" if base else "-",
-            f"{memory['peak_bytes'] / MIB:,.1f}",
+            f"{memory['peak_bytes'] / MIB:,.4g}",
             memory["phase"],
             f"{kind.replace('_', ' ')} {nbytes / memory['peak_bytes']:.0%}",
             f"{one.beyond:,}",
@@ -242,5 +249,5 @@ def _limit_cuda(budget: int) -> None:
     import torch
 
     total = torch.cuda.get_device_properties(0).total_memory
-    require(budget <= total, f"budget_gib={budget / GIB:.4g} is more than the {total / GIB:.4g} GiB of this device.")
+    require(budget <= total, f"budget_gib={budget / GIB:.4g} is more than the {_size(total)} of this device.")
     torch.cuda.set_per_process_memory_fraction(budget / total)

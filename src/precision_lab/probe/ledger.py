@@ -71,13 +71,13 @@ def allocator_counter(device: torch.device) -> tuple[str, Callable[[], int]]:
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         return "allocator counter", lambda: torch.cuda.max_memory_allocated(device)
-    probe = torch.empty(1024, device=device)  # a counter that does not move with this one is none
-    try:
-        torch.accelerator.reset_peak_memory_stats()
+    try:  # some answer that the device has no such counter, and some count nothing
+        held = torch.empty(1024, device=device)
         counts = torch.accelerator.max_memory_allocated() > 0
+        del held
+        torch.accelerator.reset_peak_memory_stats()
     except (RuntimeError, NotImplementedError, AttributeError):
         counts = False
-    del probe
     if counts:
         return "allocator counter", torch.accelerator.max_memory_allocated
     return "sampled", torch.mps.current_allocated_memory
