@@ -295,7 +295,22 @@ def test_an_arm_keeps_its_colour_dash_and_shape_in_all_charts(of_fleet):
     dashes = of_lines["strokeDash"]["scale"]["range"]
     assert len(set(map(tuple, dashes[:3]))) == 3
     legend = [one[1]["stroke"] for one in shown.all("line")]
-    assert legend[:3] == colours[:3]
+    assert legend == colours[:3] * 2
+
+
+def test_an_arm_has_one_colour_on_all_hardware(tmp_path):
+    for arm, machine in (("fp32", H100), ("tf32", H100), ("bf16", H100), ("fp32", V100), ("bf16", V100)):
+        put(tmp_path / f"{arm}-{machine['model']}", result(arm, machine=machine))
+    shown, _ = written(tmp_path)
+    names = [
+        name for ul in shown.texts("ul", class_="legend") for name in ul.split() if name in ("fp32", "tf32", "bf16")
+    ]
+    colours = [one[1]["stroke"] for one in shown.all("line")]
+    assert names == ["fp32", "tf32", "bf16", "fp32", "bf16"]
+    assert (colours[0], colours[2]) == (colours[3], colours[4])
+    drawn = [spec["layer"][1]["encoding"]["color"]["scale"]["range"] for spec in shown.specs().values()
+             if spec["datasets"].get("told") and len(spec["datasets"]["values"]) > 4]  # fmt: skip
+    assert drawn[0] == colours[:3]
 
 
 def test_more_arms_than_colours_still_look_different():

@@ -35,7 +35,7 @@ def test_the_demo_sweeps_compares_and_says_it_in_sentences_and_runs_nothing_twic
     assert (sweep / "report.html").is_file()
     text = " ".join(first.stdout.split())
     assert re.search(
-        r"On this \S.*? units?, .*\. Of what fp32 keeps for backward, bf16 kept 0\.5\d; .*\. The valid", text
+        r"On this \S.*? units?, .*\. Of what fp32 keeps for backward, bf16 kept 0\.5\d; .*\. After 40 steps", text
     )
     compared = json.loads((sweep / "comparison.json").read_text())["comparisons"]
     assert [arm["seeds"] for one in compared for arm in one["arms"]] == [[0, 1], [0, 1]]

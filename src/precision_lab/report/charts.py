@@ -33,17 +33,17 @@ class Chart:
     keys: tuple[Key, ...] = ()  # a legend of its own, where the arms' is not the one
 
 
-def charts_of(comparison: Comparison) -> tuple[list[Chart], list[str]]:
-    """(the charts that there is something for, what could not be read for them)."""
+def charts_of(comparison: Comparison, looks: dict[str, Key]) -> tuple[list[Chart], list[str]]:
+    """(the charts that there is something for, what could not be read for them); `looks` are the arms'."""
     logs = Logs(comparison)
     wanted = [
-        _validation(comparison),
-        _difference(comparison),
-        _training(comparison, logs),
-        _speed(comparison),
+        _validation(comparison, looks),
+        _difference(comparison, looks),
+        _training(comparison, logs, looks),
+        _speed(comparison, looks),
         _memory(comparison),
-        _scale(comparison, logs),
-        _skipped(comparison, logs),
+        _scale(comparison, logs, looks),
+        _skipped(comparison, logs, looks),
     ]
     return [chart for chart in wanted if chart], logs.problems
 
@@ -61,13 +61,13 @@ class _Axis:
     form: Callable[[float], str] = number
 
 
-def _validation(comparison: Comparison) -> Chart | None:
-    lines = curves.lines(comparison, curves.validation, lambda row: True)
+def _validation(comparison: Comparison, looks: dict[str, Key]) -> Chart | None:
+    lines = curves.lines(comparison.rows, curves.validation)
     said = "Validation loss by training step, computed in float32 for every arm"
-    return _over_steps("Validation loss", said, lines, _Axis("validation loss", _loss_scale(lines)))
+    return _over_steps("Validation loss", said, lines, _Axis("validation loss", _loss_scale(lines)), looks)
 
 
-def _difference(comparison: Comparison) -> Chart | None:
+def _difference(comparison: Comparison, looks: dict[str, Key]) -> Chart | None:
     """Curves that lie upon each other still differ."""
     base = comparison.reference
     partner = {run.seed: curves.validation(run) for run in base.counted} if base else {}
@@ -76,34 +76,34 @@ def _difference(comparison: Comparison) -> Chart | None:
         there = partner.get(run.seed, {}) if run.status == "completed" else {}
         return {step: loss - there[step] for step, loss in curves.validation(run).items() if step in there}
 
-    lines = curves.lines(comparison, apart, lambda row: not row.is_reference)
+    lines = curves.lines(comparison.others, apart)
     said = f"Validation loss minus that of {comparison.reference_name} with the same seed, both computed in float32"
     axis = _Axis("difference", {"zero": True}, form=difference)
-    return _over_steps(f"Validation loss minus {comparison.reference_name}'s", said, lines, axis)
+    return _over_steps(f"Validation loss minus {comparison.reference_name}'s", said, lines, axis, looks)
 
 
-def _training(comparison: Comparison, logs: Logs) -> Chart | None:
-    lines = curves.lines(comparison, logs.values("train/loss"), lambda row: True)
+def _training(comparison: Comparison, logs: Logs, looks: dict[str, Key]) -> Chart | None:
+    lines = curves.lines(comparison.rows, logs.values("train/loss"))
     said = "Training loss by training step, in each arm's own precision"
-    return _over_steps("Training loss", said, lines, _Axis("training loss", _loss_scale(lines)))
+    return _over_steps("Training loss", said, lines, _Axis("training loss", _loss_scale(lines)), looks)
 
 
-def _scale(comparison: Comparison, logs: Logs) -> Chart | None:
-    lines = curves.lines(comparison, logs.values("amp/loss_scale"), _scaled)
+def _scale(comparison: Comparison, logs: Logs, looks: dict[str, Key]) -> Chart | None:
+    lines = curves.lines(_scaled(comparison), logs.values("amp/loss_scale"))
     scale = {"type": "log", "base": 2, "nice": False} if _smallest(lines) > 0 else {}
-    return _over_steps("Loss scale", "Loss scale by training step", lines, _Axis("loss scale", scale, STEPS))
+    return _over_steps("Loss scale", "Loss scale by training step", lines, _Axis("loss scale", scale, STEPS), looks)
 
 
-def _skipped(comparison: Comparison, logs: Logs) -> Chart | None:
-    lines = curves.lines(comparison, logs.values("amp/skipped_steps"), _scaled)
+def _skipped(comparison: Comparison, logs: Logs, looks: dict[str, Key]) -> Chart | None:
+    lines = curves.lines(_scaled(comparison), logs.values("amp/skipped_steps"))
     if not any(point.high for line in lines for point in line.points):
         return None
     said = "Steps whose update was skipped for a non-finite gradient, counted up by training step"
-    return _over_steps("Skipped steps", said, lines, _Axis("skipped steps so far", {"zero": True}, STEPS))
+    return _over_steps("Skipped steps", said, lines, _Axis("skipped steps so far", {"zero": True}, STEPS), looks)
 
 
-def _scaled(row: Row) -> bool:
-    return bool(row.settings.get("grad_scaling"))
+def _scaled(comparison: Comparison) -> list[Row]:
+    return [row for row in comparison.rows if row.settings.get("grad_scaling")]
 
 
 def _smallest(lines: list[Line]) -> float:
@@ -115,7 +115,7 @@ def _loss_scale(lines: list[Line]) -> dict[str, Any]:
     return {"type": "log", "nice": True} if 0 < LOG_FROM * low < high else {"zero": False}
 
 
-def _over_steps(heading: str, said: str, lines: list[Line], axis: _Axis) -> Chart | None:
+def _over_steps(heading: str, said: str, lines: list[Line], axis: _Axis, looks: dict[str, Key]) -> Chart | None:
     if not lines:
         return None
     shown = "the mean over the runs of an arm, and a band from the smallest to the largest"
@@ -126,7 +126,9 @@ def _over_steps(heading: str, said: str, lines: list[Line], axis: _Axis) -> Char
     steps = sorted({step for text in texts for step in text})
     told = {step: [text.get(step, "-") for text in texts] for step in steps}
     cells = (["step", *(line.label for line in lines)], [[str(step), *words] for step, words in told.items()])
-    return Chart(heading, caption, drawing.line_spec(lines, told, title, axis.scale, axis.bend, caption), cells)
+    return Chart(
+        heading, caption, drawing.line_spec(lines, looks, told, (title, axis.scale, axis.bend), caption), cells
+    )
 
 
 def _last(lines: list[Line], form: Callable[[float], str]) -> Iterator[str]:
@@ -149,20 +151,20 @@ def _range(point: Point, form: Callable[[float], str]) -> str:
 
 
 def _speeds(comparison: Comparison) -> Iterator[Speed]:
-    for place, row in enumerate(comparison.rows):
+    for row in comparison.rows:
         if row.timing:
             timed = row.timing
             kinds = {"computing alone": timed.ratio, "end to end": timed.end_to_end, "compiled": timed.compiled}
             for kind, one in kinds.items():
                 if one:
                     label = f"{row.arm}, {kind}"
-                    yield Speed(place, label, ALTERNATION[0], one.word, one.value, one.low, one.high, one.pairs)
+                    yield Speed(row.arm, label, ALTERNATION[0], one.word, one.value, one.low, one.high, one.pairs)
         elif "speed_ratio" in row.against:
             one = row.against["speed_ratio"]
-            yield Speed(place, row.arm, ALTERNATION[1], "-", one.mean, one.low, one.high, one.pairs)
+            yield Speed(row.arm, row.arm, ALTERNATION[1], "-", one.mean, one.low, one.high, one.pairs)
 
 
-def _speed(comparison: Comparison) -> Chart | None:
+def _speed(comparison: Comparison, looks: dict[str, Key]) -> Chart | None:
     speeds = list(_speeds(comparison))
     if not speeds:
         return None
@@ -177,7 +179,7 @@ def _speed(comparison: Comparison) -> Chart | None:
         [one.label, one.how, one.word, *(_bound(one, end) for end in (one.value, one.low, one.high)), str(one.pairs)]
         for one in speeds
     ]
-    spec = drawing.speed_spec(speeds, list(map(_interval_text, speeds)), caption)
+    spec = drawing.speed_spec(speeds, looks, list(map(_interval_text, speeds)), caption)
     return Chart(f"Speed ratio to {base}", caption, spec, (header, rows))
 
 

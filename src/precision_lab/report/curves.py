@@ -33,7 +33,7 @@ class Line:
     """One arm's runs, or one run that diverged."""
 
     label: str
-    arm: int  # place of its row in the comparison
+    arm: str
     runs: int
     diverged: bool
     points: list[Point]
@@ -86,18 +86,16 @@ def validation(run: Run) -> Values:
     return {int(step): loss for step, loss in known if step is not None and loss is not None}
 
 
-def lines(comparison: Comparison, values: Callable[[Run], Values], wanted: Callable[[Row], bool]) -> list[Line]:
-    """A line for every wanted arm whose completed runs have values, and for its runs that diverged."""
+def lines(rows: Iterable[Row], values: Callable[[Run], Values]) -> list[Line]:
+    """A line for every arm whose completed runs have values, and for its runs that diverged."""
     made, lost = [], []
-    for place, row in enumerate(comparison.rows):
-        if not wanted(row):
-            continue
+    for row in rows:
         counted = [known for run in row.counted if (known := values(run))]
         if points := _points(counted):
-            made.append(Line(row.arm, place, len(counted), False, points))
+            made.append(Line(row.arm, row.arm, len(counted), False, points))
         for run in told_of(row)[len(row.counted) :]:
             if points := _points([values(run)]):
-                lost.append(Line(f"{row.arm}, seed {run.seed}, diverged", place, 1, True, points))
+                lost.append(Line(f"{row.arm}, seed {run.seed}, diverged", row.arm, 1, True, points))
     return made + lost[:DIVERGED]
 
 

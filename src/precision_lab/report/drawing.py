@@ -38,7 +38,7 @@ class Key:
 
     label: str
     colour: str
-    dash: str = ""
+    dash: tuple[int, ...] = ()
     shape: str = ""
     number: int | None = None
     ink: str = ""  # of the number on the colour
@@ -48,7 +48,7 @@ class Key:
 class Speed:
     """A speed ratio of an arm to the reference arm."""
 
-    arm: int  # place of its row
+    arm: str
     label: str
     how: str  # it was timed
     word: str  # faster | slower | no practical difference | not resolved; "-" for a hint
@@ -59,8 +59,8 @@ class Speed:
 
 
 def arm_key(place: int, label: str) -> Key:
-    """How the arm in that row of a comparison is drawn."""
-    return Key(label, _cue(COLOURS, place), " ".join(map(str, _cue(DASHES, place))), _cue(SHAPES, place))
+    """How the arm of that place among all is drawn."""
+    return Key(label, _cue(COLOURS, place), _cue(DASHES, place), _cue(SHAPES, place))
 
 
 def kind_key(place: int, word: str) -> Key:
@@ -79,12 +79,13 @@ def _cue(cues: Sequence[Any], place: int) -> Any:
 
 
 def line_spec(
-    lines: list[Line], told: dict[int, list[str]], axis: str, scale: dict[str, Any], bend: str, caption: str
+    lines: list[Line], looks: dict[str, Key], told: dict[int, list[str]], axis: tuple[str, Spec, str], caption: str
 ) -> Spec:
     """Means with bands over steps; `told` has, for each step, the text of every line that is shown on hover.
 
-    `scale` is that of the vertical axis, `bend` how a line goes on between its points.
+    `axis` is the vertical one's title and scale, and how a line goes on between its points.
     """
+    title, scale, bend = axis
     names = [f"line{n}" for n in range(len(lines))]  # a label may hold what Vega reads as a path
     values = [
         {"line": name, "step": point.step} | {end: _digits(getattr(point, end)) for end in ("mean", "low", "high")}
@@ -93,17 +94,13 @@ def line_spec(
     ]
     x = altair.X("step:Q", title="training step").axis(grid=False, tickCount=6, labelFlush=True, labelOverlap=True)
     x = x.scale(nice=False, zero=True)
-    y = altair.Y("mean:Q", title=axis).scale(**scale).axis(tickCount=6)
-    cues = {
-        what: altair.Scale(domain=names, range=[list(_cue(kind, line.arm)) if kind is DASHES else _cue(kind, line.arm)
-                                                for line in lines])
-        for what, kind in (("color", COLOURS), ("strokeDash", DASHES), ("shape", SHAPES))
-    }  # fmt: skip
-    colour = altair.Color("line:N", scale=cues["color"], legend=None)
-    dash = altair.StrokeDash("line:N", scale=cues["strokeDash"], legend=None)
-    shape = altair.Shape("line:N", scale=cues["shape"], legend=None)
+    y = altair.Y("mean:Q", title=title).scale(**scale).axis(tickCount=6)
+    keys, below = [looks[line.arm] for line in lines], next(iter(looks))  # seen beneath a line that covers it
+    colour = altair.Color("line:N", legend=None).scale(domain=names, range=[key.colour for key in keys])
+    dash = altair.StrokeDash("line:N", legend=None).scale(domain=names, range=[list(key.dash) for key in keys])
+    shape = altair.Shape("line:N", legend=None).scale(domain=names, range=[key.shape for key in keys])
     width = altair.StrokeWidth("line:O", legend=None).scale(
-        domain=names, range=[1 if line.diverged else 2 if line.arm else 3.5 for line in lines]
+        domain=names, range=[1 if line.diverged else 3.5 if line.arm == below else 2 for line in lines]
     )
     drawn = _drawn("values")
     band = drawn.mark_area(opacity=0.15, aria=False, interpolate=bend).encode(
@@ -155,7 +152,7 @@ def _ends(names: list[str], lines: list[Line]) -> Iterator[dict[str, Any]]:
 # --- speed ratios ------------------------------------------------------------------------------------------------
 
 
-def speed_spec(speeds: list[Speed], told: list[str], caption: str) -> Spec:
+def speed_spec(speeds: list[Speed], looks: dict[str, Key], told: list[str], caption: str) -> Spec:
     """A point and interval for each ratio; `told` is each one's text on hover."""
     low, high = _reach(speeds)
     wide = high > 3 * low
@@ -167,12 +164,15 @@ def speed_spec(speeds: list[Speed], told: list[str], caption: str) -> Spec:
     )
     y = altair.Y("label:N", title=None, sort=[one.label for one in speeds]).axis(ticks=False, domain=False)
     y = y.scale(padding=0.5)
-    arms = sorted({one.arm for one in speeds})
-    names = [f"arm{arm}" for arm in arms]
-    colour = altair.Color("arm:N", legend=None).scale(domain=names, range=[_cue(COLOURS, arm) for arm in arms])
-    shape = altair.Shape("arm:N", legend=None).scale(domain=names, range=[_cue(SHAPES, arm) for arm in arms])
+    keys = {one.arm: looks[one.arm] for one in speeds}
+    names = [f"arm{n}" for n in range(len(keys))]
+    name_of = dict(zip(keys, names, strict=True))
+    colour, shape = (
+        altair.Color("arm:N", legend=None).scale(domain=names, range=[key.colour for key in keys.values()]),
+        altair.Shape("arm:N", legend=None).scale(domain=names, range=[key.shape for key in keys.values()]),
+    )
     values = [
-        {"arm": f"arm{one.arm}", "label": one.label, "how": one.how, "value": one.value,
+        {"arm": name_of[one.arm], "label": one.label, "how": one.how, "value": one.value,
          "low": one.value if one.low is None else one.low, "high": one.value if one.high is None else one.high,
          "told": text, "pairs": one.pairs}
         for one, text in zip(speeds, told, strict=True)

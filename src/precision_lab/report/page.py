@@ -61,7 +61,10 @@ class Section:
 
 def page(comparisons: list[Comparison], found: Found, price_per_hour: float | None = None) -> str:
     """The whole file, of at most render.SHOWN comparisons. A price adds what a run costs."""
-    sections = [_section(n, one, price_per_hour) for n, one in enumerate(comparisons[: render.SHOWN], 1)]
+    shown = comparisons[: render.SHOWN]
+    arms = dict.fromkeys(row.arm for one in shown for row in one.rows)
+    looks = {arm: drawing.arm_key(n, arm) for n, arm in enumerate(arms)}
+    sections = [_section(n, one, looks, price_per_hour) for n, one in enumerate(shown, 1)]
     specs = {
         f"{section.anchor}-chart{n}": chart.spec for section in sections for n, chart in enumerate(section.charts, 1)
     }
@@ -107,12 +110,12 @@ def _capital(table: tuple[str, Cells]) -> tuple[str, Cells]:
     return table[0][0].upper() + table[0][1:], table[1]
 
 
-def _section(place: int, comparison: Comparison, price: float | None) -> Section:
+def _section(place: int, comparison: Comparison, looks: dict[str, drawing.Key], price: float | None) -> Section:
     figures = zip(TABLES, render.blocks(comparison), strict=True)
     tables = [(caption, render.cells_of(columns, comparison.rows)) for caption, columns in figures]
     if price is not None:
         tables.append(_cost(comparison, price))
-    drawn, problems = charts.charts_of(comparison)
+    drawn, problems = charts.charts_of(comparison, looks)
     return Section(
         anchor=f"comparison{place}",
         title=render.title(comparison),
@@ -120,7 +123,7 @@ def _section(place: int, comparison: Comparison, price: float | None) -> Section
         lines=render.subtitle(comparison),
         verdict=verdict_of(comparison),
         tables=tables,
-        keys=[drawing.arm_key(n, row.arm) for n, row in enumerate(comparison.rows)],
+        keys=[looks[row.arm] for row in comparison.rows],
         charts=drawn,
         problems=problems,
         warnings=list(dict.fromkeys(text for _, text in warnings_of(comparison))),
