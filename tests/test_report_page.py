@@ -230,8 +230,8 @@ def test_a_log_that_is_missing_or_damaged_is_left_out_and_named(tmp_path):
             (folder / "metrics.jsonl").write_text(text)
     shown, _ = written(tmp_path)
     assert chart(shown, "Training loss")[1][1] == ["step", "fp32"]
-    assert f"Not in the charts: {tmp_path}/bf16: metrics.jsonl is damaged." in shown.texts("p")
-    missing = f"Not in the charts: {tmp_path}/fp16: metrics.jsonl cannot be read (No such file or directory)."
+    assert f"Not in the charts: metrics.jsonl is damaged: {tmp_path}/bf16." in shown.texts("p")
+    missing = f"Not in the charts: metrics.jsonl cannot be read (No such file or directory): {tmp_path}/fp16."
     assert missing in shown.texts("p")
 
 
@@ -240,7 +240,7 @@ def test_a_ratio_timed_in_turn_is_called_a_hint(of_fleet):
     assert header == ["arm", "how", "verdict", "speed ratio", "from", "to", "pairs"]
     assert rows[0] == ["bf16", "timed in turn, a hint only", "-", "2.00", "2.00", "2.00", "2"]
     assert rows[1] == ["fp16", "timed in turn, a hint only", "-", "2.11", "-", "-", "1"]
-    assert "Timed in turn, a hint only: bf16 2.00 [2.00, 2.00], fp16 2.11." in caption
+    assert "Timed in turn, a hint only: bf16 2.00 [2.00, 2.00]; fp16 2.11." in caption
     assert spec["datasets"]["values"][0]["value"] == pytest.approx(2.0)
     assert spec["datasets"]["margin"] == [{"value": 1 - MARGIN, "high": 1 + MARGIN}]
     assert spec["datasets"]["even"] == [{"value": 1}]

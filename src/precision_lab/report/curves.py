@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from precision_lab.report.compare import Comparison, Row
-from precision_lab.report.read import Run, plain
+from precision_lab.report.read import Run
 
 POINTS = 120  # of one line; more are thinned evenly, and the last stays
 DIVERGED = 4  # lines of single diverged runs, more crowd the chart
@@ -40,10 +40,10 @@ class Line:
 
 
 class Logs:
-    """The metrics.jsonl files of a comparison's runs. `problems` names those that cannot be read."""
+    """The metrics.jsonl files of a comparison's runs. `problems` are folder and reason of those that cannot be read."""
 
     def __init__(self, comparison: Comparison):
-        self.problems: list[str] = []
+        self.problems: list[tuple[str, str]] = []
         self._of: dict[str, dict[str, Values]] = {}
         for row in comparison.rows:
             for run in told_of(row):
@@ -60,10 +60,10 @@ class Logs:
                 for line in file:
                     _take(json.loads(line), found)
         except OSError as error:
-            self.problems.append(f"{folder}: metrics.jsonl cannot be read ({plain(error.strerror or '')})")
+            self.problems.append((folder, f"metrics.jsonl cannot be read ({error.strerror})"))
             return {}
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-            self.problems.append(f"{folder}: metrics.jsonl is damaged")
+            self.problems.append((folder, "metrics.jsonl is damaged"))
             return {}
         return found
 

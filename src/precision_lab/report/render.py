@@ -22,7 +22,8 @@ from precision_lab.report.warnings import warnings_of
 
 LEGEND = (
     "(a to b): smallest and largest of the runs; [a, b]: 95 % interval of the mean over pairs of runs of one seed. "
-    "speed ratio: step time of the reference arm over the arm's. saved: activations kept for backward. "
+    "speed ratio: step time of the reference arm over the arm's, by pairs of blocks where a benchmark timed the two in "
+    "alternation. saved: activations kept for backward. "
     "ms/step is the median of the runs, the rest are means; the spread of each is in the CSV and JSON. verdict: on "
     "the loss, within the experiment's margin. to target: steps, and seconds of training, until the validation loss "
     "came to the reference arm's final one. curve: mean difference of the loss over all evaluations."
@@ -249,14 +250,19 @@ def only(found: Found) -> list[str]:
 
 
 def skipped_lines(found: Found) -> list[str]:
+    """What was left out, a line for each reason."""
+    return [f"left out, {line}" for line in by_reason(found.skipped)]
+
+
+def by_reason(skipped: list[tuple[str, str]]) -> list[str]:
     """A line for each reason, with the folders; many folders of one reason are counted."""
     reasons: dict[str, list[str]] = {}
-    for folder, reason in found.skipped:
+    for folder, reason in skipped:
         reasons.setdefault(reason, []).append(folder)
     lines = []
     for reason, folders in reasons.items():
         more = f" and {len(folders) - NAMED} more" if len(folders) > NAMED else ""
-        lines.append(f"left out, {reason}: {', '.join(folders[:NAMED])}{more}")
+        lines.append(f"{reason}: {', '.join(folders[:NAMED])}{more}")
     return lines
 
 
