@@ -165,17 +165,19 @@ def test_with_workers_a_block_outlasts_what_stands_loaded_already():
     assert taken[8, 2] == sittings.LEAST_ROUNDS
 
 
-def test_a_block_that_computes_counts_its_median_step_and_one_that_loads_its_mean():
-    source = Together({"fp32": ready_for()}, True, (False,))
-    for data in (False, True):
-        source.notes.steps_of_a_block[Column("fp32", with_data=data)] = 5
+@pytest.mark.parametrize(("workers", "seconds"), [(0, 1.0), (1, 3.0)])
+def test_a_blocks_median_step_counts_unless_workers_may_fall_behind(workers, seconds):
+    """In the blocks with data and in those without, so that what they differ by is the data."""
+    source = Together({"fp32": ready_for("fp32", f"trainer.workers={workers}")}, True, (False,))
+    source._loader = source._ring.from_step(0)
 
     class Broken(Scripted):
         def steps(self, batches, steps, lead_in=0):
             return [1.0, 1.0, 1.0, 1.0, 11.0]
 
-    assert source._block(Broken([]), Column("fp32")) == 1.0
-    assert source._block(Broken([]), Column("fp32", with_data=True)) == 3.0
+    for column in (Column("fp32"), Column("fp32", with_data=True)):
+        source.notes.steps_of_a_block[column] = 5
+        assert source._block(Broken([]), column) == seconds
 
 
 def test_skipped_steps_in_timed_blocks_are_counted():

@@ -159,6 +159,18 @@ def test_a_speed_that_is_not_resolved_is_benchmarked_longer(tmp_path):
     assert almost.command.endswith("'arms=[fp32,bf16]' budget_s=120")
 
 
+def test_speed_is_judged_as_a_run_feels_it_with_the_data_loader(tmp_path):
+    comparison = compared(tmp_path, runs("fp32"), runs("bf16"))
+    (row,) = comparison.others
+    row.timing = Timing(FASTER, end_to_end=SAME, data_share=0.8)
+    made = verdict_of(comparison)
+    assert made.headline == "Stay with fp32 here."
+    assert (
+        "makes no practical difference to speed (1.00 [0.99, 1.01], where computing alone is 1.52 times as fast and "
+        "data takes 80% of a step)"
+    ) in made.sentences[0]
+
+
 def test_what_was_not_timed_in_alternation_is_benchmarked(tmp_path):
     arms = runs("fp32"), runs("bf16"), runs("fp16", status="diverged", reason="made up")
     made = verdict(tmp_path, *arms)

@@ -50,7 +50,9 @@ def _overrides_of(label: str) -> list[str]:
     """`fp16[fp32_modules=head+*.norm]` -> `precision=fp16 precision.fp32_modules=[head,*.norm]`."""
     parts = _LABEL.fullmatch(label)
     if not parts:
-        raise InputError(f"arms: {label} is no arm; write its precision, with changes in brackets: fp16[init_scale=64].")
+        raise InputError(
+            f"arms: {label} is no arm; write its precision, with changes in brackets: fp16[init_scale=64]."
+        )
     name, changes = parts.groups()
     lists = {field.name for field in fields(PrecisionConfig) if field.type == list[str]}
     words = [f"precision={name}"]

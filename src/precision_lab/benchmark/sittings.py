@@ -66,6 +66,9 @@ class Together:
         self._ring = Ring(self._first)
         self._loader = training_batches(self._first)  # one for all arms: several would compete
         self._prefetched = 2 * self._first.asked.trainer.workers  # batches that stand ready when a block begins
+        # Another process breaks into few steps of a block, which its median ignores. Workers that fall behind make few
+        # steps long as well, and these count.
+        self._typical = statistics.fmean if self._prefetched else statistics.median
         self._cost_s = blocks.clock_cost(self._first.policy.device)
         self._rounds = 0
         self.notes = Notes()
@@ -144,14 +147,13 @@ class Together:
             self.notes.steps_of_a_block[column] = max(steps, 4 * self._prefetched if column.with_data else 0)
 
     def _block(self, contestant: Contestant, column: Column) -> float:
-        """Seconds a step: the median of a block's, which another process breaks into; their mean where data is
-        loaded, since a loader that falls behind makes few steps long."""
+        """Seconds a step of one block."""
         steps = self.notes.steps_of_a_block[column]
         lead_in = max(int(steps > 1), self._prefetched if column.with_data else 0)
         batches = self._loader if column.with_data else self._ring.from_step(self._rounds)
         seconds = contestant.steps(batches, steps, lead_in)
         self.notes.add_skipped(column.arm, contestant.skipped_steps)
-        return statistics.fmean(seconds) if column.with_data else statistics.median(seconds)
+        return self._typical(seconds)
 
     def _profile(self, built: dict[tuple[str, bool], Contestant], times: dict[Column, list[float]]) -> None:
         for (arm, compiled), contestant in built.items():

@@ -12,11 +12,13 @@ from precision_lab.ratios import Ratio
 
 FILE = "benchmark.json"
 SCHEMA_VERSION = 1
+STOPPED_BY = ("width", "budget", "interrupted")
 BUSY = 0.15  # share of a machine's cores that others may keep busy
 _NEEDED = {
     "schema": int, "experiment_signature": str, "data_hash": str, "fingerprint": dict, "host": str, "versions": dict,
     "finished": int | float, "reference": str, "stopped_by": str, "seconds": int | float, "sittings": int,
     "arms": dict, "columns": list, "conditions": dict, "config": dict, "support": dict, "settings": dict,
+    "warm_up_capped": int, "in_processes": bool, "energy": str,
 }  # fmt: skip
 
 
@@ -148,6 +150,10 @@ def _walk(benchmark: Benchmark) -> None:
         if not all(isinstance(value, int | float) and 0 < value < math.inf for value in numbers):
             raise ValueError("a time or a ratio is not above 0")
         _ = ratio and (ratio.word, ratio.pairs_needed)
+    settings = [benchmark["settings"][key] for key in ("budget_s", "half_width")]
+    known = benchmark["stopped_by"] in STOPPED_BY and all(isinstance(value, int | float) for value in settings)
+    if not known or not benchmark["columns"]:
+        raise ValueError("how it ended is not known")
     benchmark.disturbances()
 
 

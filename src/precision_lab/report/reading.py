@@ -85,14 +85,17 @@ def _speed(comparison: Comparison) -> str:
     known, base = _known(comparison.others, "speed_ratio"), comparison.reference
     if not known or not base:
         return ""
-    wide = [(row, speed) for row, speed in known if speed.low is not None and speed.high > TOO_WIDE * speed.low]
-    clear = [one for one in known if one not in wide]
+    timed = [one for one in known if one[0].timing]
+    in_turn = [one for one in known if not one[0].timing]
+    wide = [(row, speed) for row, speed in in_turn if speed.low is not None and speed.high > TOO_WIDE * speed.low]
+    clear = [one for one in in_turn if one not in wide]
     parts = []
-    if clear:
-        (first, speed), *rest = clear
-        told = [f"{first.arm} trained at {between(speed, ratio)} times the speed of {base.arm}"]
-        told += [f"{row.arm} at {between(speed, ratio)}" for row, speed in rest]
-        parts.append(f"{joined(told)}{_why_slower(comparison, clear)}")
+    for chosen, verb in ((timed, "timed in alternation, {} ran"), (clear, "{} trained")):
+        if chosen:
+            (first, speed), *rest = chosen
+            told = [f"{verb.format(first.arm)} at {between(speed, ratio)} times the speed of {base.arm}"]
+            told += [f"{row.arm} at {between(speed, ratio)}" for row, speed in rest]
+            parts.append(f"{joined(told)}{_why_slower(comparison, chosen)}")
     parts += [
         f"the speed of {row.arm} is not resolved by {speed.pairs} pairs of seeds: {between(speed, ratio)}"
         for row, speed in wide

@@ -66,7 +66,7 @@ def verdict_of(comparison: Comparison) -> Verdict:
 
 def _judge(comparison: Comparison, row: Row) -> _Judged:
     loss = losses_of(comparison).get(row.arm)
-    word = row.timing.ratio.word if row.timing else "untimed"
+    word = row.timing.felt.word if row.timing else "untimed"
     gains, about_loss = _gains(comparison, row), _about_loss(comparison, loss)
     ends = [
         f"{said} in {row.statuses[end]} of {row.statuses.total()} runs"
@@ -90,7 +90,7 @@ def _judge(comparison: Comparison, row: Row) -> _Judged:
 def _worth(one: _Judged) -> tuple[float, float]:
     """The fastest first, then the one that takes the least memory."""
     peak = one.row.against.get("peak_ratio")
-    return -one.row.timing.ratio.value, peak.mean if peak else 1.0
+    return -one.row.timing.felt.value, peak.mean if peak else 1.0
 
 
 def _saves(row: Row) -> bool:
@@ -105,8 +105,11 @@ def _gains(comparison: Comparison, row: Row) -> str:
 def _speed(comparison: Comparison, row: Row) -> str:
     if not row.timing:
         return f"was not timed in alternation with {comparison.reference_name}"
-    known = row.timing.ratio
+    known = row.timing.felt
     value = f"{ratio(known.value)} [{ratio(known.low)}, {ratio(known.high)}]"
+    alone, share = row.timing.ratio, row.timing.data_share
+    if alone.word == "faster" != known.word and share:
+        value += f", where computing alone is {ratio(alone.value)} times as fast and data takes {share:.0%} of a step"
     return {
         "faster": f"is faster here ({value} times the speed of {comparison.reference_name})",
         "slower": f"is slower here ({value} times the speed of {comparison.reference_name})",
@@ -117,7 +120,7 @@ def _speed(comparison: Comparison, row: Row) -> str:
 
 
 def _slow_since(comparison: Comparison, row: Row) -> str:
-    if not row.timing or row.timing.ratio.word != "slower" or row.dtype == comparison.reference.dtype:
+    if not row.timing or row.timing.felt.word != "slower" or row.dtype == comparison.reference.dtype:
         return ""
     if comparison.newest.support.get(row.dtype) == "emulated":
         return f", since this machine has no {row.dtype} units and emulates them"
@@ -293,9 +296,10 @@ def _sweep(comparison: Comparison, rows: list[Row], seeds: list[int], names: Ite
 
 def _benchmark(comparison: Comparison, rows: list[Row]) -> str:
     """Long enough for the arms that are not resolved yet."""
-    ratios = [row.timing.ratio for row in rows if row.timing]
+    ratios = [row.timing.felt for row in rows if row.timing]
     longer = max((one.pairs_needed / one.pairs for one in ratios), default=1.0)
-    budget = min(_LONGEST_S, math.ceil(longer) * BUDGET_S)
+    last = comparison.benchmarks[0]["settings"]["budget_s"] if ratios and comparison.benchmarks else BUDGET_S
+    budget = min(_LONGEST_S, math.ceil(longer) * math.ceil(last))
     name = comparison.reference_name
     arms = f"arms=[{','.join([name, *(row.arm for row in rows)])}]"
     own = [] if name == "fp32" else [f"reference={name}"]

@@ -1,0 +1,167 @@
+"""benchmark.json read, joined with a comparison and shown; results are made up."""
+
+import io
+import json
+
+import pytest
+from rich.console import Console
+
+from made_up import H100, benchmark, column, put, put_benchmark, result
+from precision_lab.report import timing
+from precision_lab.report.benchmarks import load
+from precision_lab.report.compare import compare
+from precision_lab.report.read import read
+from precision_lab.report.reading import reading
+
+FASTER, SAME, OPEN = (1.5, 1.48, 1.52), (1.0, 0.99, 1.01), (1.04, 1.0, 1.08)
+
+
+def loaded(folder, made):
+    found, problem = load(str(put_benchmark(folder, made)))
+    assert problem == ""
+    return found
+
+
+def joined_with_runs(folder, *made, seeds=(0, 1), **words):
+    for arm in ("fp32", "bf16"):
+        for seed in seeds:
+            put(folder / f"{arm}{seed}", result(arm, seed, H100, step_ms_p50=1.0 if arm == "bf16" else 3.0))
+    for number, one in enumerate(made):
+        put_benchmark(folder / "benchmarks" / str(number), one)
+    return compare(read([folder]), **words)[0]
+
+
+def test_its_ratio_takes_the_place_of_the_runs_own(tmp_path):
+    (row,) = joined_with_runs(tmp_path, benchmark(H100, bf16=FASTER)).others
+    speed = row.against["speed_ratio"]
+    assert (speed.mean, speed.low, speed.high, speed.pairs) == (1.5, 1.48, 1.52, 120)
+    assert row.timing.ratio.word == "faster"
+    assert (row.timing.end_to_end, row.timing.compiled, row.timing.busy_share) == (None, None, None)
+
+
+def test_with_a_loader_the_ratio_that_a_run_feels_stands_in_the_table(tmp_path):
+    made = benchmark(H100, bf16=FASTER)
+    made["columns"] += [
+        column("fp32", None, with_data=True), column("fp32", SAME, again=True, with_data=True),
+        column("bf16", OPEN, with_data=True), column("bf16", (2.0, 1.9, 2.1), compiled=True),
+    ]  # fmt: skip
+    made["arms"]["bf16"] |= {"data_share": 0.4, "joules_per_sample": 0.01}
+    comparison = joined_with_runs(tmp_path, made)
+    (row,) = comparison.others
+    assert row.against["speed_ratio"].mean == 1.04
+    assert (row.timing.ratio.value, row.timing.felt.value, row.timing.data_share) == (1.5, 1.04, 0.4)
+    assert row.timing.compiled is None  # no second copy of the reference was timed compiled
+    assert "timed in alternation, bf16 ran at 1.04 [1.00, 1.08] times the speed of fp32" in reading(comparison)[0]
+
+
+def test_the_newest_that_is_to_be_trusted_counts(tmp_path):
+    old, new = (benchmark(H100, bf16=ratio) | {"finished": when} for ratio, when in ((FASTER, 1.0), (SAME, 2.0)))
+    untrusted = benchmark(H100, floor=(1.02, 1.01, 1.03), bf16=OPEN) | {"finished": 3.0}
+    assert joined_with_runs(tmp_path, new, old, untrusted).others[0].timing.ratio.value == 1.0
+    assert joined_with_runs(tmp_path / "untrusted", untrusted).others[0].timing is None
+
+
+def test_an_arm_is_known_by_its_whole_precision_group_and_so_is_the_reference(tmp_path):
+    changed = benchmark(H100, bf16=FASTER)
+    changed["arms"]["bf16"]["precision"]["init_scale"] = 1.0
+    assert joined_with_runs(tmp_path / "arm", changed).others[0].timing is None
+    assert joined_with_runs(tmp_path / "base", benchmark(H100, bf16=FASTER), reference="bf16").others[0].timing is None
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "benchmark.json is damaged: no JSON"),
+        ("[]", "benchmark.json is damaged: no object"),
+        ('{"schema": 99}', "written by a newer version (schema 99; this one reads up to 1)"),
+        ('{"schema": 1}', "benchmark.json is damaged, or of an older version: experiment_signature is missing"),
+    ],
+)
+def test_a_damaged_one_is_named(tmp_path, text, reason):
+    put_benchmark(tmp_path / "one", {})
+    (tmp_path / "one" / "benchmark.json").write_text(text)
+    ((folder, told),) = read([tmp_path]).skipped
+    assert folder.endswith("one")
+    assert told.startswith(reason)
+
+
+@pytest.mark.parametrize("key", [key for key in benchmark(bf16=FASTER) if key not in ("note", "git", "name", "energy")])
+@pytest.mark.parametrize("value", [None, [], {"a": {}}, "x"])
+def test_a_value_of_a_wrong_type_is_named_and_never_fatal(tmp_path, key, value):
+    put_benchmark(tmp_path / "bad", benchmark(bf16=FASTER) | {key: value})
+    found = read([tmp_path])
+    assert (len(found.benchmarks), len(found.skipped)) in ((0, 1), (1, 0))
+    for one in found.benchmarks:
+        timing.show(one, Console(file=io.StringIO()))
+
+
+@pytest.mark.parametrize("change", [{"pairs": 0}, {"low": -1}, {"value": "x"}, {"high": None}, {"more": 1}])
+def test_a_ratio_that_is_none_is_named(tmp_path, change):
+    made = benchmark(bf16=FASTER)
+    made["columns"][-1]["ratio"] |= change
+    put_benchmark(tmp_path / "bad", made)
+    assert read([tmp_path]).skipped[0][1] == "benchmark.json is damaged: it holds values of a wrong type"
+
+
+def shown(folder, made, columns=80):
+    console = Console(file=io.StringIO(), width=columns)
+    timing.show(loaded(folder, made), console)
+    lines = console.file.getvalue().splitlines()
+    assert max(map(len, lines)) <= columns
+    return [line.rstrip() for line in lines], " ".join(console.file.getvalue().split())
+
+
+def test_the_table_gives_each_arm_its_time_ratio_and_word(tmp_path):
+    lines, text = shown(tmp_path / "a", benchmark(bf16=FASTER, fp16=OPEN))
+    rows = {line.split("  ")[0]: line.split()[-2:] for line in lines if " to " in line and line[:2] in ("fp", "bf")}
+    assert rows == {
+        "fp32": ["1", "reference"], "fp32 again": ["noise", "floor"],
+        "bf16": ["1.520]", "faster"], "fp16": ["not", "resolved"],
+    }  # fmt: skip
+    needed = loaded(tmp_path / "b", benchmark(fp16=OPEN)).ratio("fp16").pairs_needed
+    assert f"To be resolved at this spread, fp16 computing alone about {needed:,} pairs would be needed" in text
+    assert "120 pairs of blocks of 5 steps in 10 sittings in one process, 30 s; ended when every interval was" in text
+    assert "Energy: not measured: no CUDA device." in text
+
+
+def test_without_a_noise_floor_that_holds_1_there_is_no_verdict(tmp_path):
+    lines, text = shown(tmp_path / "a", benchmark(floor=(0.97, 0.95, 0.99), bf16=FASTER))
+    assert next(line for line in lines if line.startswith("bf16")).endswith("no verdict")
+    assert "No verdict on steps computing alone: the reference arm timed against itself came out as 0.970" in text
+
+
+def test_what_a_gpu_says_stands_below(tmp_path):
+    made = benchmark(H100, bf16=FASTER)
+    for one, share in zip(made["columns"], (0.9, 0.9, 0.4), strict=True):
+        one["busy_share"] = share
+    made["arms"]["fp32"] |= {"joules_per_sample": 0.5, "data_share": 0.3, "skipped_steps": 2}
+    made["arms"]["bf16"] |= {"without": "out of memory", "compile_s": None}
+    made["conditions"]["end"] |= {"throttled_by": ["SwThermalSlowdown"]}
+    _, text = shown(tmp_path / "a", made)
+    for words in (
+        "Kernels run in 90% of fp32's step and 40% of bf16's step. bf16 is launch-bound: the GPU waits for the host",
+        "Energy: 0.5 J a sample for fp32.",
+        "Loading data takes 30% of fp32's step",
+        "bf16 was not timed: out of memory.",
+        "! Steps were skipped in timed blocks, and a skipped step may be cheaper: 2 of fp32.",
+        "! The GPU's clocks were held down: SwThermalSlowdown.",
+    ):
+        assert words in text
+
+
+def test_compiled_steps_have_a_table_and_the_time_it_took(tmp_path):
+    made = benchmark(bf16=FASTER)
+    made["columns"] += [
+        column("fp32", None, compiled=True, step_ms=1.0), column("fp32", SAME, again=True, compiled=True),
+        column("bf16", OPEN, compiled=True),
+    ]  # fmt: skip
+    made["arms"]["fp32"]["compile_s"] = 12.3
+    lines, text = shown(tmp_path / "a", made)
+    assert "compiled, computing alone" in lines
+    assert "Compiling took fp32 12.3 s, for steps at 2.00 times the eager speed." in text
+
+
+def test_a_users_own_text_is_no_markup_and_stays_on_its_line(tmp_path):
+    made = benchmark(bf16=FASTER) | {"name": "[red]a\nb"}
+    lines, _ = shown(tmp_path / "a", json.loads(json.dumps(made)))
+    assert lines[0] == "benchmark of [red]a b"
