@@ -115,10 +115,10 @@ def test_a_warm_up_ends_when_all_are_steady_and_none_skips():
 
 
 def test_a_warm_up_that_does_not_settle_says_so_at_its_cap_or_when_time_is_over():
-    restless = Scripted([1.0, 2.0] * 20)
+    restless = Scripted([0.8**turn for turn in range(20)])
     assert not warm_up([restless], NoRing(), float("inf"))
     assert restless.taken == blocks.WARM_TURNS * blocks.WARM_STEPS
-    late = Scripted([1.0, 2.0] * 20)
+    late = Scripted([0.8**turn for turn in range(20)])
     assert not warm_up([late], NoRing(), float("-inf"))
     assert late.taken == 2 * blocks.WARM_STEPS
 
@@ -138,7 +138,7 @@ def test_a_sitting_times_each_column_in_each_round_and_builds_all_anew(monkeypat
     built = []
     monkeypatch.setattr(sittings, "Contestant", lambda *a, **k: built.append(Contestant(*a, **k)) or built[-1])
     source = Together({"fp32": ready_for(), "bf16": ready_for("bf16")}, True, (False,))
-    first, second = (source.sit(0, 0) for _ in range(2))
+    first, second = (source.sit(0) for _ in range(2))
     assert list(first) == list(second)
     assert set(first) == {Column(arm, False, data) for arm in ("fp32", "bf16") for data in (False, True)}
     assert {len(times) for times in first.values()} == {sittings.LEAST_ROUNDS}
@@ -160,7 +160,7 @@ def test_with_workers_a_block_outlasts_what_stands_loaded_already():
     source._loader = source._ring.from_step(0)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Contestant, "steps", counting)
-        source.sit(0, 0)
+        source.sit(0)
     assert source.notes.steps_of_a_block[Column("fp32", with_data=True)] == 8
     assert taken[8, 2] == sittings.LEAST_ROUNDS
 
@@ -184,7 +184,7 @@ def test_skipped_steps_in_timed_blocks_are_counted():
     source = Together(
         {"fp16": ready_for("fp16", "precision.init_scale=1e38", "precision.growth_interval=1")}, False, (False,)
     )
-    source.sit(0, 0)
+    source.sit(0)
     assert source.notes.skipped_steps["fp16"] > 0
 
 
@@ -199,8 +199,8 @@ def test_processes_take_turns_where_arms_do_not_fit_together():
     asked = {"bf16": compose([*WORDS, "precision=bf16"])}
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", "src")
-        patch.setattr(sittings, "APART_BLOCK_S", 0.1)
-        times = Apart(asked, False, (False,)).sit(0, 0)
+        patch.setattr(sittings, "APART_S", 0.1)
+        times = Apart(asked, False, (False,)).sit(0)
     assert {column: len(seconds) for column, seconds in times.items()} == {Column("bf16"): 1}
     assert all(0 < seconds[0] < 1 for seconds in times.values())
 
@@ -217,13 +217,13 @@ def test_what_a_process_of_its_own_may_come_to(monkeypatch, script, error, words
     real = sittings.subprocess.run
     monkeypatch.setattr(sittings.subprocess, "run", lambda command, **k: real([command[0], "-c", script], **k))
     with pytest.raises(error, match=words):
-        Apart({"bf16": compose(WORDS)}, False, (False,)).sit(0, 0)
+        Apart({"bf16": compose(WORDS)}, False, (False,)).sit(0)
 
 
 # --- the end by rule ------------------------------------------------------------------------------------------
 
 
-def steady(value, sittings_=6, rounds=5, spread=0.001):
+def steady(value, sittings_=10, rounds=5, spread=0.001):
     return [[value * (1 + spread * (-1) ** round_) for round_ in range(rounds)] for _ in range(sittings_)]
 
 
@@ -236,11 +236,11 @@ def test_a_ratio_is_the_references_time_over_the_arms_in_pairs():
 def test_it_is_resolved_when_each_interval_is_narrow_and_the_second_copys_holds_1():
     fine = {"fp32": steady(2.0), "fp32 again": steady(2.0), "bf16": steady(1.0)}
     assert made_up(fine).resolved(0.01)
-    wide = [[1.0 + 0.1 * n] * 5 for n in range(6)]
+    wide = [[1.0 + 0.1 * n] * 5 for n in range(10)]
     assert not made_up(fine | {"bf16": wide}).resolved(0.01)
     assert not made_up(fine | {"fp32 again": steady(1.9)}).resolved(0.01)
-    assert not made_up({arm: times[:4] for arm, times in fine.items()}).resolved(0.01)  # too few sittings
-    assert not made_up({arm: [one[:3] for one in times] for arm, times in fine.items()}).resolved(0.01)  # pairs
+    assert not made_up({arm: times[:9] for arm, times in fine.items()}).resolved(0.01)  # too few sittings
+    assert not made_up({arm: [one[:1] for one in times] for arm, times in fine.items()}).resolved(0.01)  # pairs
 
 
 def test_the_data_share_is_what_computing_does_not_hide():
@@ -256,7 +256,7 @@ class Source(Together):
     def __init__(self, answers):
         self.answers, self.notes = iter(answers), sittings.Notes()
 
-    def sit(self, seconds, until):
+    def sit(self, until):
         answer = next(self.answers)
         if isinstance(answer, BaseException):
             raise answer
@@ -280,7 +280,7 @@ def test_sittings_end_with_the_width_the_budget_or_ctrl_c():
         return measured.stopped_by, len(measured.sittings)
 
     apart = sitting(fp32=[2.0] * 5, fp32_again=[1.8] * 5, bf16=[1.0] * 5)  # the copy differs, in every sitting
-    assert ended([NARROW] * 9, 1e6) == ("width", measure.LEAST_SITTINGS)
+    assert ended([NARROW] * 19, 1e6) == ("width", measure.SETTLED_SITTINGS)
     assert ended([apart] * 9, 1e-9) == ("budget", measure.LEAST_SITTINGS)
     assert ended([NARROW, NARROW, KeyboardInterrupt()], 1e6) == ("interrupted", 2)
     with pytest.raises(KeyboardInterrupt):
@@ -291,7 +291,7 @@ def test_arms_that_do_not_fit_together_are_put_into_processes_unless_that_was_re
     no_room = torch.OutOfMemoryError("no room")
     measured = Measured("fp32", {})
     first = Source([no_room])
-    monkeypatch.setattr(Source, "apart", lambda self: Source([NARROW] * 9), raising=False)
+    monkeypatch.setattr(Source, "apart", lambda self: Source([NARROW] * 19), raising=False)
     measure.take_sittings(first, measured, replace(QUICK, processes=None), lambda one: None)
     assert measured.apart
     assert measured.stopped_by
@@ -306,7 +306,7 @@ def test_an_arm_that_does_not_fit_by_itself_is_left_out_and_the_reference_is_ref
         def leave_out(self, arm):
             self.left = arm
 
-    measured, alone = Measured("fp32", {}), Alone([OutOfMemory("bf16"), *[NARROW] * 9])
+    measured, alone = Measured("fp32", {}), Alone([OutOfMemory("bf16"), *[NARROW] * 19])
     measure.take_sittings(alone, measured, QUICK, lambda one: None)
     assert (alone.left, measured.without) == ("bf16", {"bf16": "out of memory"})
     with pytest.raises(InputError, match="The reference arm fp32 does not fit into memory by itself"):

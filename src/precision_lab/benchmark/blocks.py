@@ -19,8 +19,8 @@ from precision_lab import hardware
 from precision_lab.assemble import Assembly, build_model, make_trainer, training_batches
 from precision_lab.meter import timer
 
-# A warm-up ends where the median of the last steps is within this of those before them, and no step was skipped.
-WARM_STEPS, WARM_WITHIN, WARM_TURNS = 10, 0.05, 10
+# A warm-up ends where the median of the last steps is not below this share of those before, and none was skipped.
+WARM_STEPS, WARM_SHARE, WARM_TURNS = 10, 0.9, 10
 STAGED_BATCHES, STAGED_BYTES = 16, 2**28
 CLOCK_SHARE = 1e-3  # of a block, that reading the clock may cost
 LONG_STEP_S = 0.05  # a block of one such step needs no lead-in
@@ -113,7 +113,7 @@ def warm_up(contestants: list[Contestant], ring: "Ring", until: float) -> bool:
             batches = ring.from_step(turn * WARM_STEPS)
             known.append(statistics.median(contestant.steps(batches, WARM_STEPS)))
             skipped += contestant.skipped_steps
-        steady = turn > 0 and all(abs(known[-1] - known[-2]) <= WARM_WITHIN * known[-2] for known in medians)
+        steady = turn > 0 and all(known[-1] >= WARM_SHARE * known[-2] for known in medians)
         if steady and not skipped:
             return True
         if turn > 0 and time.monotonic() > until:

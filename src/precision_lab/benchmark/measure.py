@@ -25,7 +25,7 @@ from precision_lab.ratios import Ratio, ratio_of
 SCHEMA_VERSION = 1
 AGAIN = "again"  # the reference arm's second copy is `fp32 again`
 LEAST_SITTINGS, LEAST_PAIRS = 5, 20
-USUAL_SITTINGS = 12  # that the time budget is divided into
+SETTLED_SITTINGS = 10  # before which intervals may be narrow by chance
 ENERGY_WINDOW_S = 5.0  # the counter is updated about every 0.1 s
 
 
@@ -69,7 +69,7 @@ class Measured:
 
     def resolved(self, half_width: float) -> bool:
         """Whether every interval is narrow enough, and those of the second copy hold 1."""
-        if len(self.sittings) < LEAST_SITTINGS:
+        if len(self.sittings) < SETTLED_SITTINGS:
             return False
         ratios = self.ratios()
         floor = [ratio for column, ratio in ratios.items() if column.arm == again(self.reference)]
@@ -151,7 +151,7 @@ def _sit(source: Together | Apart, measured: Measured, settings: BenchmarkConfig
     """One more sitting, and whether it was the last; from arms in one process to processes where they do not fit."""
     until = began + settings.budget_s
     try:
-        measured.sittings.append(source.sit(settings.budget_s / USUAL_SITTINGS, until))
+        measured.sittings.append(source.sit(until))
     except OutOfMemory as error:
         if error.arm in (measured.reference, again(measured.reference)):
             raise InputError(

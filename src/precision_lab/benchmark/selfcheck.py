@@ -92,7 +92,7 @@ class _Trial(Together):
 
     def _build(self) -> dict[tuple[str, bool], Contestant]:
         built = {}
-        for label in in_turn(list(self._ready), self._rounds):
+        for label in in_turn(list(self._ready), self._sittings):
             built[label, False] = one = _Delayed(self._ready[label], compiled=False)
             one.share = DELAYED.get(label, 0.0)
             one.measure_step(self._ring.from_step(0))

@@ -25,7 +25,7 @@ from precision_lab.config import Config
 from precision_lab.errors import InputError
 
 LEAST_ROUNDS = 4  # of a sitting
-APART_BLOCK_S = 3.0  # seconds of steps in a process of its own
+APART_S = 3.0  # seconds of rounds in a process of its own, which takes longer to start
 PROFILED_STEPS = 5
 
 
@@ -70,7 +70,7 @@ class Together:
         # steps long as well, and these count.
         self._typical = statistics.fmean if self._prefetched else statistics.median
         self._cost_s = blocks.clock_cost(self._first.policy.device)
-        self._rounds = 0
+        self._sittings = self._rounds = 0
         self.notes = Notes()
 
     def fits(self) -> bool:
@@ -82,20 +82,22 @@ class Together:
         Contestant(self._first, compiled=False).steps(self._ring.from_step(0), 2)
         return (_peak_resident() - before) * len(self._ready) * len(self._kinds) < available
 
-    def sit(self, seconds: float, until: float) -> dict[Column, list[float]]:
-        """Build, warm up, and take rounds for `seconds` in all, or until `until`; each column's times by round.
+    def sit(self, until: float, seconds: float = 0.0) -> dict[Column, list[float]]:
+        """Build, warm up, and take rounds for as long as that took, or `seconds`; each column's times.
 
-        Rounds take as long as building did at least, and there are LEAST_ROUNDS of them.
+        LEAST_ROUNDS at least, and no more where the time `until` is over. A model that was just built differs from
+        its like by more than the rounds of one sitting do, so many short sittings tell more than few long ones.
         """
         began = time.monotonic()
         built = self._build()
+        self._sittings += 1
         self.notes.not_steady += not blocks.warm_up(list(built.values()), self._ring, until)
         kinds_of_data = (False, True) if self._data else (False,)
-        columns = [Column(arm, compiled, data) for arm, compiled in built for data in kinds_of_data]
+        columns = [Column(arm, kind, data) for kind in self._kinds for arm in self._ready for data in kinds_of_data]
         self._choose_blocks(built, columns)
         times: dict[Column, list[float]] = {column: [] for column in columns}
         ready = time.monotonic()
-        ends = min(max(began + seconds, ready + (ready - began)), until)
+        ends = min(ready + max(seconds, ready - began), until)
         done = 0
         while done < LEAST_ROUNDS or time.monotonic() < ends:
             for column in in_turn(columns, self._rounds):
@@ -130,7 +132,7 @@ class Together:
     def _build(self) -> dict[tuple[str, bool], Contestant]:
         built = {}
         for compiled in self._kinds:
-            for arm in in_turn(list(self._ready), self._rounds):
+            for arm in in_turn(list(self._ready), self._sittings):  # what is built first lies elsewhere in memory
                 built[arm, compiled] = one = Contestant(self._ready[arm], compiled)
                 if compiled:
                     self.notes.compile_s.setdefault(arm, one.steps(self._ring.from_step(0), 1)[0])
@@ -183,7 +185,7 @@ class Apart:
         """Go on without an arm."""
         del self._asked[arm]
 
-    def sit(self, seconds: float, until: float) -> dict[Column, list[float]]:
+    def sit(self, until: float) -> dict[Column, list[float]]:
         """One block of each arm, each in a process that builds it anew: the median of its step times."""
         times: dict[Column, list[float]] = {}
         for compiled in self._kinds:
@@ -232,7 +234,7 @@ def _block_alone() -> None:
     asked, data, compiled = pickle.load(sys.stdin.buffer)
     try:
         alone = Together({"": assemble(resolve(asked))}, data, (compiled,))
-        times = alone.sit(APART_BLOCK_S, float("inf"))
+        times = alone.sit(float("inf"), APART_S)
     except Exception as error:
         if not hardware.is_out_of_memory(error):
             raise
