@@ -5,12 +5,11 @@
 Both train the same MLP from equal weights on equal batches with the same fused optimizer, one
 thread. The hand-written loop runs in blocks between blocks of ours, from inside the iterator that
 hands out our batches, so that `Trainer.train` runs whole and a drift of the machine hits both.
-A ratio is exp(median over pairs of log(ours / by hand)); its 95 % interval bootstraps the pairs.
+A ratio is exp(median over pairs of log(ours / by hand)), see `precision_lab.ratios`.
 Both loops are built anew ten times, since where a model lies in memory moves its step time too.
 """
 
 import math
-import random
 import re
 import statistics
 import sys
@@ -31,7 +30,9 @@ from precision_lab.meter import Meter
 from precision_lab.models import MLP
 from precision_lab.optim import build_optimizer
 from precision_lab.precision import Policy
+from precision_lab.ratios import ratio_of
 from precision_lab.recorder import Recorder
+from precision_lab.report.timing import between
 from precision_lab.task import Classification
 from precision_lab.trainer import Trainer
 
@@ -73,10 +74,9 @@ def by_hand(precision: str, width: int, batches: list, clip: bool) -> Callable[[
     return run
 
 
-def measure(precision: str, width: int, block: int, log_every: int, pairs: int, clip: bool) -> list[tuple]:
-    """(ours, by hand) seconds of `pairs` pairs of blocks of `block` steps, order alternating."""
-    rounds = [_round(precision, width, block, log_every, pairs // ROUNDS, clip) for _ in range(ROUNDS)]
-    return [pair for times in rounds for pair in times]
+def measure(precision: str, width: int, block: int, log_every: int, pairs: int, clip: bool) -> list[list[tuple]]:
+    """(ours, by hand) seconds of `pairs` pairs of blocks of `block` steps by round, order alternating."""
+    return [_round(precision, width, block, log_every, pairs // ROUNDS, clip) for _ in range(ROUNDS)]
 
 
 def _round(precision: str, width: int, block: int, log_every: int, pairs: int, clip: bool) -> list[tuple]:
@@ -115,14 +115,6 @@ def make_batches() -> list[tuple[Tensor, Tensor]]:
     return [(torch.randn(shape, generator=draw), torch.randint(CLASSES, (BATCH,), generator=draw)) for _ in range(8)]
 
 
-def interval(times: list[tuple]) -> tuple[float, float, float]:
-    """Ratio and its 95 % percentile-bootstrap interval over pairs."""
-    logs = [math.log(ours / hand) for ours, hand in times]
-    draw = random.Random(0)
-    medians = sorted(statistics.median(draw.choices(logs, k=len(logs))) for _ in range(2000))
-    return tuple(math.exp(value) for value in (statistics.median(logs), medians[50], medians[1949]))
-
-
 def width_for(milliseconds: float) -> int:
     """The hidden width at which a float32 step by hand takes about this long here."""
     for width in range(128, 2048, 32):
@@ -154,13 +146,10 @@ def main(words: list[str]) -> int:
     ]
     for precision in ("fp32", "bf16"):
         for words, block, log_every, clip in cases:
-            times = measure(precision, width, block, log_every, pairs, clip)
-            ratio, low, high = interval(times)
-            hand_ms = statistics.median(hand for _, hand in times) / block * 1e3
-            print(
-                f"{precision} {words}: ratio {ratio:.3f} [{low:.3f}, {high:.3f}] of {hand_ms:.2f} ms a step",
-                flush=True,
-            )
+            rounds = measure(precision, width, block, log_every, pairs, clip)
+            ratio = ratio_of([[math.log(ours / hand) for ours, hand in times] for times in rounds])
+            hand_ms = statistics.median(hand for times in rounds for _, hand in times) / block * 1e3
+            print(f"{precision} {words}: ratio {between(ratio)} of {hand_ms:.2f} ms a step", flush=True)
     return 0
 
 

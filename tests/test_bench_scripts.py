@@ -30,8 +30,8 @@ def bench_loop():
 def test_the_loop_is_measured_against_one_by_hand(bench_loop, monkeypatch, capsys):
     monkeypatch.setattr(bench_loop, "width_for", lambda milliseconds: 8)
     counted = []
-    own = bench_loop.interval
-    monkeypatch.setattr(bench_loop, "interval", lambda times: counted.append(len(times)) or own(times))
+    own = bench_loop.ratio_of
+    monkeypatch.setattr(bench_loop, "ratio_of", lambda rounds: counted.append(sum(map(len, rounds))) or own(rounds))
     assert bench_loop.main(["pairs=10"]) == 0
     first, *lines = capsys.readouterr().out.splitlines()
     assert first == "MLP 256-8-8-10, batch 64, one thread, 10 pairs"

@@ -4,6 +4,7 @@ import json
 import statistics
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from precision_lab.benchmark.sittings import Apart, Column, OutOfMemory, Togethe
 from precision_lab.config import BenchmarkConfig, compose
 from precision_lab.errors import InputError
 from precision_lab.hashing import content_hash
+from precision_lab.report.benchmarks import load
 from typed_scripts import run
 
 WORDS = ["model=mlp", "model.hidden=[16]", "dataset=digits", "device.threads=1", "trainer.batch_size=8", "device=cpu"]
@@ -341,6 +343,24 @@ def test_the_script_writes_beside_the_runs_of_the_experiment_and_a_comparison_fi
     assert max(map(len, lines[:-1])) <= 80
     assert [line.split()[0] for line in lines if line.endswith("noise floor")] == ["fp32", "fp32"]
     assert "ended with its time budget of 1 s" in " ".join(done.stdout.split())
+
+
+@pytest.mark.slow
+def test_what_data_adds_hides_a_speed_up_as_amdahl_says(tmp_path):
+    """Reading a batch sleeps 20 ms, and no step in between is any faster for that."""
+    words = ["dataset=custom", "dataset._target_=own_code.mine.slow_data", "+dataset.seconds=0.02"]
+    words += ["model=mlp", "model.hidden=[2048,2048]", "model.channels=1", "model.image_size=8", "model.num_classes=10"]
+    words += ["device.threads=1", "trainer.batch_size=64", "arms=fp32,bf16", "budget_s=60", "half_width=0.02"]
+    tests = Path(__file__).parent
+    done = run("benchmark.py", *words, f"paths.outputs={tmp_path}", PYTHONPATH=f"{tests}:{tests.parent / 'src'}")
+    assert done.returncode == 0, done.stderr
+    (folder,) = tmp_path.glob("benchmarks/*/*")
+    benchmark, _ = load(str(folder))
+    alone, both = benchmark.ratio("bf16"), benchmark.ratio("bf16", with_data=True)
+    share = benchmark["arms"]["fp32"]["data_share"]
+    assert 0.1 < share < 0.9
+    assert abs(alone.value - 1) > 0.1  # else there is nothing to hide
+    assert both.value == pytest.approx(1 / ((1 - share) / alone.value + share), rel=0.05)
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,8 @@ def test_the_pages_have_commands_and_no_kind_of_them_goes_unchecked():
     first = {next(word for word in words if not re.match(r"\w+=", word)) for words in ALL}
     assert first <= KINDS
     assert {words[words.index("python") + 1] for words in ALL if "python" in words} <= {
-        "train.py", "scripts/compare.py", "scripts/inspect_ops.py", "scripts/demo.py"
+        "train.py",
+        *(f"scripts/{name}.py" for name in ("compare", "inspect_ops", "demo", "benchmark", "largest_batch", "selfcheck")),
     }  # fmt: skip
 
 

@@ -1,5 +1,6 @@
 """benchmark.json read, joined with a comparison and shown; results are made up."""
 
+import csv
 import io
 import json
 
@@ -7,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from made_up import H100, benchmark, column, put, put_benchmark, result
-from precision_lab.report import timing
+from precision_lab.report import files, timing
 from precision_lab.report.benchmarks import load
 from precision_lab.report.compare import compare
 from precision_lab.report.read import read
@@ -165,3 +166,21 @@ def test_a_users_own_text_is_no_markup_and_stays_on_its_line(tmp_path):
     made = benchmark(bf16=FASTER) | {"name": "[red]a\nb"}
     lines, _ = shown(tmp_path / "a", json.loads(json.dumps(made)))
     assert lines[0] == "benchmark of [red]a b"
+
+
+def test_the_files_hold_each_ratio_with_its_word(tmp_path):
+    made = benchmark(H100, bf16=FASTER)
+    made["columns"] += [
+        column("fp32", None, with_data=True), column("fp32", SAME, again=True, with_data=True),
+        column("bf16", OPEN, with_data=True),
+    ]  # fmt: skip
+    comparison = joined_with_runs(tmp_path, made)
+    told = {
+        arm["arm"]: arm["timing"]
+        for arm in json.loads(files.as_json([comparison], read([tmp_path])))["comparisons"][0]["arms"]
+    }
+    assert told["fp32"] is None
+    assert told["bf16"]["ratio"] == {"pairs": 120, "value": 1.5, "low": 1.48, "high": 1.52, "word": "faster"}
+    assert (told["bf16"]["end_to_end"]["word"], told["bf16"]["compiled"]) == ("not resolved", None)
+    lines = list(csv.DictReader(io.StringIO(files.as_csv([comparison]))))
+    assert [line["speed_verdict"] for line in lines] == ["", "not resolved"]

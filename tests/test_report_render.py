@@ -331,7 +331,7 @@ def test_json_holds_everything_and_the_folders_it_is_from(tmp_path):
     assert values["skipped"] == [
         {"folder": str(tmp_path / "running"), "reason": "no result yet: still running, or killed"}
     ]
-    assert "model" in values["comparisons"][1]["not_comparable_with_the_one_above"]
+    assert "model" in values["comparisons"][1]["differs_from_the_one_above"]
 
 
 # --- the script --------------------------------------------------------------------------------------------------

@@ -19,14 +19,14 @@ ROOT = Path(__file__).parents[1]
 
 def test_the_demo_sweeps_compares_and_says_it_in_sentences_and_runs_nothing_twice(tmp_path):
     words = ["experiment=smoke", "precision=fp32,bf16", "seed=0,1", "trainer.steps=40", "model.hidden=[256,256]"]
-    words += [f"paths.outputs={tmp_path}", "++name=night shift"]
+    words += [f"paths.outputs={tmp_path}", "++name=night shift", "budget_s=1"]
     first = run("demo.py", *words)
     assert first.returncode == 0, first.stderr
     sweep = tmp_path / "sweeps" / "night-shift"
     results = {path: path.read_bytes() for path in sweep.glob("*/result.json")}
     assert len(results) == 4
     lines = first.stdout.splitlines()
-    header = next(i for i, line in enumerate(lines) if line.startswith("arm "))
+    header = next(i for i, line in enumerate(lines) if re.match("arm +runs", line))
     assert [line.split()[:3] for line in lines[header + 1 : header + 3]] == [
         ["fp32", "2", "completed"], ["bf16", "2", "completed"]
     ]  # fmt: skip
@@ -40,8 +40,12 @@ def test_the_demo_sweeps_compares_and_says_it_in_sentences_and_runs_nothing_twic
     compared = json.loads((sweep / "comparison.json").read_text())["comparisons"]
     assert [arm["seeds"] for one in compared for arm in one["arms"]] == [[0, 1], [0, 1]]
     assert compared[0]["arms"][1]["against_reference"]["saved_ratio"]["mean"] < 0.7
+    assert compared[0]["arms"][1]["timing"]["ratio"]["pairs"] >= 20
+    assert "timed in alternation, bf16 ran at" in text
+    timed = list(sweep.glob("benchmarks/*"))
     second = run("demo.py", *words)
     assert second.returncode == 0
+    assert list(sweep.glob("benchmarks/*")) == timed
     assert "4 of 4 jobs had been run before" in second.stdout
     assert {path: path.read_bytes() for path in sweep.glob("*/result.json")} == results
 
@@ -105,7 +109,7 @@ def test_a_signal_to_the_demo_ends_the_sweep_which_says_what_is_left(tmp_path, n
     process.send_signal(number)
     out, err = process.communicate(timeout=60)
     assert process.returncode == code
-    assert "6 of 6 jobs are left; the same command runs them." in out
+    assert "12 of 12 jobs are left; the same command runs them." in out
     assert "Traceback" not in err
     (status,) = tmp_path.glob("sweeps/smoke/*/status.json")
     assert json.loads(status.read_text())["status"] == "interrupted"

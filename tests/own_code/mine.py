@@ -3,11 +3,12 @@
 import os
 import signal
 import sys
+import time
 
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import Dataset, TensorDataset
 
 
 def line_data(samples: int = 96):
@@ -16,6 +17,29 @@ def line_data(samples: int = 96):
     y = 2 * x[:, :1] - x[:, 1:] + 0.5
     cut = samples * 3 // 4
     return TensorDataset(x[:cut], y[:cut]), TensorDataset(x[cut:], y[cut:])
+
+
+class SlowToRead(Dataset):
+    """Noise in ten classes, of which a batch takes `seconds` to read."""
+
+    def __init__(self, samples: int, seconds: float):
+        draw = torch.Generator().manual_seed(7)
+        self.seconds, self.images = seconds, torch.randn(samples, 1, 8, 8, generator=draw)
+        self.labels = torch.randint(10, (samples,), generator=draw)
+
+    def __len__(self):
+        return len(self.labels)
+
+    def __getitems__(self, indices):
+        time.sleep(self.seconds)
+        return [(self.images[i], self.labels[i]) for i in indices]
+
+    def __getitem__(self, index):
+        return self.__getitems__([index])[0]
+
+
+def slow_data(seconds: float):
+    return SlowToRead(512, seconds), SlowToRead(64, 0.0)
 
 
 class Line(nn.Module):

@@ -13,6 +13,7 @@ from precision_lab.ratios import Ratio
 FILE = "benchmark.json"
 SCHEMA_VERSION = 1
 STOPPED_BY = ("width", "budget", "interrupted")
+LAUNCH_BOUND = 0.7  # share of a step below which kernels leave the GPU waiting for the host
 BUSY = 0.15  # share of a machine's cores that others may keep busy
 _NEEDED = {
     "schema": int, "experiment_signature": str, "data_hash": str, "fingerprint": dict, "host": str, "versions": dict,

@@ -6,6 +6,7 @@ import json
 from dataclasses import asdict
 from typing import Any
 
+from precision_lab.ratios import Ratio
 from precision_lab.recorder import STATUSES
 from precision_lab.report.compare import AGAINST, FIGURES, Comparison, Row
 from precision_lab.report.loss import losses_of, reaches_of
@@ -92,6 +93,7 @@ def as_csv(comparisons: list[Comparison]) -> str:
                     f"{name}{part}": getattr(known, part[1:] or "mean", None)
                     for part in ("", "_low", "_high", "_pairs")
                 }
+            line["speed_verdict"] = row.timing.felt.word if row.timing else None
             lines.append(line | _of_loss(comparison, row.arm) | _of_memory(row) | {"warnings": codes})
     text = io.StringIO()
     writer = csv.DictWriter(text, list(dict.fromkeys(key for line in lines for key in line)), lineterminator="\n")
@@ -111,6 +113,14 @@ def _of_loss(comparison: Comparison, arm: str) -> dict[str, Any]:
         | {f"curve_percent{part}": getattr(area, part[1:] or "mean", None) for part in ("", "_low", "_high")}
         | {f"target_{part}": getattr(reach, part, None) for part in ("reached", "runs", "steps", "train_s")}
     )
+
+
+def _timing(row: Row) -> dict[str, Any] | None:
+    """What a benchmark says of the arm, with the word of each ratio."""
+    if not row.timing:
+        return None
+    ratios = {name: ratio for name, ratio in vars(row.timing).items() if isinstance(ratio, Ratio)}
+    return asdict(row.timing) | {name: asdict(ratio) | {"word": ratio.word} for name, ratio in ratios.items()}
 
 
 def _of_memory(row: Row) -> dict[str, Any]:
@@ -141,7 +151,7 @@ def _plain(comparison: Comparison) -> dict[str, Any]:
         "versions": comparison.newest.versions,
         "config": comparison.config,
         "reference": comparison.reference_name,
-        "not_comparable_with_the_one_above": {
+        "differs_from_the_one_above": {
             key: {"there": there, "here": here} for key, (there, here) in comparison.differs.items()
         },
         "arms": [
@@ -151,6 +161,7 @@ def _plain(comparison: Comparison) -> dict[str, Any]:
                 "seeds": sorted(run.seed for run in row.counted),
                 "figures": {name: vars(known) for name, known in row.figures.items()},
                 "against_reference": {name: vars(known) for name, known in row.against.items()},
+                "timing": _timing(row),
                 "loss_verdict": asdict(losses[row.arm]) if row.arm in losses else None,
                 "target": asdict(reaches[row.arm]) if row.arm in reaches else None,
                 "memory": row.memory,

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from precision_lab.ratios import MARGIN, Ratio
-from precision_lab.report.benchmarks import Benchmark
+from precision_lab.report.benchmarks import LAUNCH_BOUND, Benchmark
 from precision_lab.report.read import plain
 from precision_lab.report.reading import joined, machine
 from precision_lab.report.render import print_tables
@@ -20,7 +20,6 @@ LEGEND = (
     f"faster, slower: the whole 95 % interval lies outside 1 +- {MARGIN:.1%}; no practical difference: inside; else "
     "not resolved."
 )
-LAUNCH_BOUND = 0.7  # share of a step below which kernels leave the GPU waiting for the host
 _STOPPED = {
     "width": "ended when every interval was within {half_width:.2%} of its ratio",
     "budget": "ended with its time budget of {budget_s:.0f} s",
