@@ -48,7 +48,7 @@ def check_timing(settings: SelfcheckConfig, overrides: list[str]) -> bool:
         print(f"a delay of {share:.0%}: found in {checked.found(share)} of {trials} (at least {needed:.0%} pass)")
     if checked.untrusted:
         print(
-            f"In {checked.untrusted} of {trials} trials the A/A interval left 1 out: no verdict would have been given."
+            f"In {checked.untrusted} of {trials} trials the noise floor left 1 out: no verdict would have been given."
         )
     return checked.sound
 

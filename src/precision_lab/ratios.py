@@ -17,7 +17,7 @@ RESAMPLES = 2000
 
 @dataclass(frozen=True)
 class Ratio:
-    """exp of the median logarithm of paired ratios, with its 95 % interval."""
+    """exp of the median logarithm of paired ratios, with its interval: of 95 %, or as `ratio_of` was asked."""
 
     pairs: int
     value: float
@@ -52,7 +52,7 @@ class Ratio:
         return math.ceil(self.pairs * max(1.0, (self.half_width / room) ** 2))
 
 
-def ratio_of(sittings: Sequence[Sequence[float]], seed: int = 0) -> Ratio:
+def ratio_of(sittings: Sequence[Sequence[float]], confidence: float = 0.95) -> Ratio:
     """The ratio from the logarithms of paired ratios, sitting by sitting; each has at least one.
 
     The interval is a percentile bootstrap over pairs that draws whole sittings (the clustered bootstrap, Davison and
@@ -66,12 +66,13 @@ def ratio_of(sittings: Sequence[Sequence[float]], seed: int = 0) -> Ratio:
     sitting_of = numpy.repeat(numpy.arange(len(sittings)), [len(sitting) for sitting in sittings])
     order = numpy.argsort(logs)
     logs, sitting_of = logs[order], sitting_of[order]
-    draws = numpy.random.default_rng(seed).multinomial(
+    draws = numpy.random.default_rng(0).multinomial(
         len(sittings), numpy.full(len(sittings), 1 / len(sittings)), size=RESAMPLES
     )  # [RESAMPLES, S]: how often each sitting is drawn
     medians = _weighted_medians(logs, draws[:, sitting_of])
-    estimate, stretch = float(numpy.median(logs)), _stretch(len(sittings))
-    low, high = (estimate + (float(end) - estimate) * stretch for end in numpy.quantile(medians, (0.025, 0.975)))
+    estimate, stretch = float(numpy.median(logs)), _stretch(len(sittings), confidence)
+    ends = numpy.quantile(medians, ((1 - confidence) / 2, (1 + confidence) / 2))
+    low, high = (estimate + (float(end) - estimate) * stretch for end in ends)
     return Ratio(len(logs), *(math.exp(value) for value in (estimate, low, high)))
 
 
@@ -82,9 +83,10 @@ def _weighted_medians(ordered: numpy.ndarray, weights: numpy.ndarray) -> numpy.n
     return (ordered[(below >= half).argmax(axis=1)] + ordered[(below > half).argmax(axis=1)]) / 2
 
 
-def _stretch(sittings: int) -> float:
+def _stretch(sittings: int, confidence: float) -> float:
     if sittings == 1:
         return math.inf
-    from scipy.special import stdtrit  # costs half a second, and is needed only here
+    from scipy.special import ndtri, stdtrit  # costs half a second, and is needed only here
 
-    return math.sqrt(sittings / (sittings - 1)) * float(stdtrit(sittings - 1, 0.975)) / 1.96
+    tail = (1 + confidence) / 2
+    return math.sqrt(sittings / (sittings - 1)) * float(stdtrit(sittings - 1, tail) / ndtri(tail))

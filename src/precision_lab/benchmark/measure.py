@@ -26,6 +26,8 @@ SCHEMA_VERSION = 1
 AGAIN = "again"  # the reference arm's second copy is `fp32 again`
 LEAST_SITTINGS, LEAST_PAIRS = 5, 20
 SETTLED_SITTINGS = 10  # before which intervals may be narrow by chance
+# Of the noise floor's interval: one in twenty of 95 % would leave 1 out by chance, and a verdict with it.
+FLOOR_CONFIDENCE = 0.99
 ENERGY_WINDOW_S = 5.0  # the counter is updated about every 0.1 s
 
 
@@ -48,13 +50,16 @@ class Measured:
         return list(self.sittings[-1]) if self.sittings else []
 
     def ratios(self) -> dict[Column, Ratio]:
-        """Of every column beside the reference arm's of its kind."""
-        return {column: self._ratio(column) for column in self.columns if column.arm != self.reference}
+        """Of every column beside the reference arm's of its kind; the noise floor's at FLOOR_CONFIDENCE."""
+        floor = {True: FLOOR_CONFIDENCE, False: 0.95}
+        others = [column for column in self.columns if column.arm != self.reference]
+        return {column: self.ratio(column, floor[column.arm == again(self.reference)]) for column in others}
 
-    def _ratio(self, column: Column) -> Ratio:
+    def ratio(self, column: Column, confidence: float = 0.95) -> Ratio:
+        """Of one column beside the reference arm's of its kind."""
         base = replace(column, arm=self.reference)
         whole = [sitting for sitting in self.sittings if column in sitting]
-        return ratio_of([numpy.log(sitting[base]) - numpy.log(sitting[column]) for sitting in whole])
+        return ratio_of([numpy.log(sitting[base]) - numpy.log(sitting[column]) for sitting in whole], confidence)
 
     def data_share(self, arm: str) -> float | None:
         """Share of a step with the loader that computing does not hide: 1 - computing alone / whole, the median."""
@@ -68,12 +73,12 @@ class Measured:
         return max(0.0, statistics.median(1 - alone / both for alone, both in pairs)) if pairs else None
 
     def resolved(self, half_width: float) -> bool:
-        """Whether every interval is narrow enough, and those of the second copy hold 1."""
+        """Whether every 95 % interval is narrow enough, and the noise floor holds 1."""
         if len(self.sittings) < SETTLED_SITTINGS:
             return False
-        ratios = self.ratios()
-        floor = [ratio for column, ratio in ratios.items() if column.arm == again(self.reference)]
-        narrow = all(ratio.pairs >= LEAST_PAIRS and ratio.half_width <= half_width for ratio in ratios.values())
+        ratios = [self.ratio(column) for column in self.columns if column.arm != self.reference]
+        floor = [ratio for column, ratio in self.ratios().items() if column.arm == again(self.reference)]
+        narrow = all(ratio.pairs >= LEAST_PAIRS and ratio.half_width <= half_width for ratio in ratios)
         return narrow and all(ratio.low <= 1 <= ratio.high for ratio in floor)
 
 

@@ -17,7 +17,7 @@ from precision_lab import hardware
 from precision_lab.assemble import Assembly, assemble, resolve
 from precision_lab.benchmark.blocks import Contestant
 from precision_lab.benchmark.measure import Measured, again, take_sittings
-from precision_lab.benchmark.sittings import Together, in_turn
+from precision_lab.benchmark.sittings import Column, Together, in_turn
 from precision_lab.config import BenchmarkConfig, Config
 from precision_lab.identity import arm_label
 from precision_lab.ratios import Ratio
@@ -33,7 +33,7 @@ class Checked:
 
     copies: list[Ratio] = field(default_factory=list)
     delayed: dict[float, list[Ratio]] = field(default_factory=lambda: {share: [] for share in FOUND_AT_LEAST})
-    untrusted: int = 0  # trials in which the first copy's interval left 1 out
+    untrusted: int = 0  # trials in which the first copy's 99 % interval left 1 out
     seconds: list[float] = field(default_factory=list)  # of the trials
 
     @property
@@ -114,10 +114,10 @@ def self_check(asked: Config, tries: int, settings: BenchmarkConfig, told: Calla
         take_sittings(_Trial(dict.fromkeys(labels, ready), False, (False,)), measured, settings, lambda _: None)
         if measured.stopped_by == "interrupted":
             break
-        ratios = {column.arm: ratio for column, ratio in measured.ratios().items()}
-        trusted = ratios[again(reference)].low <= 1 <= ratios[again(reference)].high
+        ratios = {label: measured.ratio(Column(label)) for label in labels[1:]}
+        floor = measured.ratios()[Column(again(reference))]
         checked.copies += [ratios[copy] for copy in copies]
-        checked.untrusted += not trusted
+        checked.untrusted += not floor.low <= 1 <= floor.high
         checked.seconds.append(measured.seconds)
         for label, share in DELAYED.items():
             checked.delayed[share].append(ratios[label])

@@ -298,7 +298,10 @@ def show(comparisons: list[Comparison], found: Found, console: Console) -> None:
         console.print()
     for line in skipped_lines(found):
         console.print(Text(line, style="yellow"))
-    console.print(Text(LEGEND, style="dim"))
+    console.print(Text(f"{LEGEND}\n", style="dim"))
+    for comparison in comparisons[:SHOWN]:  # where a terminal's reader stands in the end
+        where = f"{comparison.name} on {machine(comparison.fingerprint)}"
+        console.print(Text(plain(f"{where}: {verdict_of(comparison).headline}"), style="bold"))
 
 
 def print_tables(cells: Cells, console: Console) -> None:

@@ -18,7 +18,7 @@ from precision_lab.report.render import print_tables
 # What the verdict column may say of a ratio.
 LEGEND = (
     f"faster, slower: the whole 95 % interval lies outside 1 +- {MARGIN:.1%}; no practical difference: inside; else "
-    "not resolved."
+    "not resolved. noise floor: the reference arm beside itself, with a 99 % interval, which has to hold 1."
 )
 _STOPPED = {
     "width": "ended when every interval was within {half_width:.2%} of its ratio",

@@ -165,6 +165,9 @@ def _use(comparison: Comparison, best: _Judged, judged: list[_Judged]) -> Verdic
 def _stay(comparison: Comparison, judged: list[_Judged]) -> Verdict:
     base = comparison.reference
     sentences = [one.sentence for one in judged[:2]] + _rest(judged, judged[:2])
+    since = _slow_since(comparison, judged[0].row)  # said once: of a short step it is the same for all
+    if since:
+        sentences[1:] = [sentence.replace(f"{since},", "").replace(since, "") for sentence in sentences[1:]]
     sentences[0] = f"On this {machine(comparison.fingerprint)} {sentences[0]}"
     hurt = [one for one in judged if one.row.statuses["diverged"] or (one.loss and one.loss.word == "worse")]
     if hurt:
