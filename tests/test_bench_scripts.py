@@ -1,11 +1,15 @@
 """The scripts that measure and look: they run, and refuse in a sentence."""
 
 import importlib.util
+import json
 import re
 
 import pytest
+import torch
 
-from precision_lab.config import ROOT
+from precision_lab.config import ROOT, compose
+from precision_lab.errors import InputError
+from precision_lab.models import GPT
 from typed_scripts import run
 
 SECRET = "hunter2-0123456789abcdef"
@@ -58,3 +62,50 @@ def test_inspect_ops_prints_no_secret():
     assert refused("inspect_ops.py", f"by={SECRET}") == (
         "precision-lab: by=[redacted] is unknown; valid are operation and module.\n"
     )
+
+
+@pytest.fixture
+def gpu_figures():
+    spec = importlib.util.spec_from_file_location("gpu_figures", ROOT / "scripts" / "gpu_figures.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_gpus_workloads_are_what_they_are_said_to_be(gpu_figures):
+    resnet, gpt = (compose([f"experiment={name}", "precision=fp32"]) for name in gpu_figures.WORKLOADS)
+    assert (resnet.model["name"], resnet.model["image_size"], resnet.device.channels_last) == ("resnet50", 224, True)
+    with torch.device("meta"):
+        model = GPT(
+            vocab_size=256, **{key: gpt.model[key] for key in ("context", "layers", "heads", "width", "dropout")}
+        )
+    assert sum(p.numel() for p in model.parameters()) == pytest.approx(100e6, rel=0.02)
+    for asked in (resnet, gpt):  # the loader has a batch for each step, and some for the validation
+        assert asked.trainer.steps > asked.meter.warmup_steps
+
+
+@pytest.mark.slow
+def test_the_gpus_figures_are_gathered_from_what_was_measured(gpu_figures, monkeypatch, tmp_path):
+    """On the CPU, with a workload that takes seconds."""
+    monkeypatch.setattr(gpu_figures, "WORKLOADS", ("smoke",))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))
+    assert gpu_figures.main([f"into={tmp_path}", "arms=fp32,bf16", "budget_s=1", "device=cpu", "device.threads=1"]) == 0
+    (file,) = tmp_path.glob("*.json")
+    made = json.loads(file.read_text())
+    assert made["hardware"]["device"] == "cpu"
+    arms = made["workloads"]["smoke"]["arms"]
+    assert set(arms) == {"fp32", "bf16"}
+    for arm in arms.values():
+        assert (arm["statuses"], arm["kernel_busy_share"], arm["launch_bound"]) == ({"completed": 1}, None, None)
+        assert sum(arm["memory"]["by_kind"].values()) == arm["memory"]["peak_bytes"]
+        assert arm["step_ms"] > 0
+    assert arms["fp32"]["speed_ratio"] is None
+    assert arms["bf16"]["speed_ratio"] is None or arms["bf16"]["speed_ratio"]["pairs"] >= 20  # None: no noise floor
+
+
+def test_a_gpu_that_lacks_an_arm_is_told_and_nothing_is_written(gpu_figures, tmp_path, capfd, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))
+    with pytest.raises(InputError, match="scripts/benchmark.py ended with exit code 2; nothing was written."):
+        gpu_figures.main([f"into={tmp_path / 'results'}", "device=cpu"])
+    assert "precision=tf32 needs tf32" in capfd.readouterr().err
+    assert not list(tmp_path.iterdir())

@@ -109,19 +109,22 @@ class NoRing:
 
 def test_a_warm_up_ends_when_all_are_steady_and_none_skips():
     falling, steady = Scripted([9.0, 5.0, 4.0, 3.9, 3.8]), Scripted([1.0] * 5)
-    assert warm_up([falling, steady], NoRing(), float("inf"))
+    assert warm_up([falling, steady], NoRing(), float("inf"), first=True)
     assert falling.taken == steady.taken == 4 * blocks.WARM_STEPS
     skipping = Scripted([1.0] * 9, skipped=3 * blocks.WARM_STEPS)
-    assert warm_up([skipping], NoRing(), float("inf"))
+    assert warm_up([skipping], NoRing(), float("inf"), first=True)
     assert skipping.taken == 4 * blocks.WARM_STEPS
 
 
 def test_a_warm_up_that_does_not_settle_says_so_at_its_cap_or_when_time_is_over():
     restless = Scripted([0.8**turn for turn in range(20)])
-    assert not warm_up([restless], NoRing(), float("inf"))
+    assert not warm_up([restless], NoRing(), float("inf"), first=True)
     assert restless.taken == blocks.WARM_TURNS * blocks.WARM_STEPS
+    later = Scripted([1.0] * 20)
+    assert warm_up([later], NoRing(), float("inf"), first=False)
+    assert later.taken == 2 * blocks.LATER_WARM_STEPS
     late = Scripted([0.8**turn for turn in range(20)])
-    assert not warm_up([late], NoRing(), float("-inf"))
+    assert not warm_up([late], NoRing(), float("-inf"), first=True)
     assert late.taken == 2 * blocks.WARM_STEPS
 
 

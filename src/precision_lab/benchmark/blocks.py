@@ -20,7 +20,8 @@ from precision_lab.assemble import Assembly, build_model, make_trainer, training
 from precision_lab.meter import timer
 
 # A warm-up ends where the median of the last steps is not below this share of those before, and none was skipped.
-WARM_STEPS, WARM_SHARE, WARM_TURNS = 10, 0.9, 10
+# The process's first one has more to warm: threads, caches, algorithms to be chosen.
+WARM_STEPS, LATER_WARM_STEPS, WARM_SHARE, WARM_TURNS = 10, 4, 0.9, 10
 STAGED_BATCHES, STAGED_BYTES = 16, 2**28
 CLOCK_SHARE = 1e-3  # of a block, that reading the clock may cost
 LONG_STEP_S = 0.05  # a block of one such step needs no lead-in
@@ -101,17 +102,18 @@ def steps_of_a_block(step_s: float, cost_s: float) -> int:
     return max(usual, math.ceil(cost_s / (CLOCK_SHARE * step_s)))
 
 
-def warm_up(contestants: list[Contestant], ring: "Ring", until: float) -> bool:
+def warm_up(contestants: list[Contestant], ring: "Ring", until: float, first: bool) -> bool:
     """Take turns of steps until all are steady; False if they are not after WARM_TURNS, or at the time `until`.
 
     Turns are shared, so that every contestant takes equally many steps.
     """
+    steps = WARM_STEPS if first else LATER_WARM_STEPS
     medians: list[list[float]] = [[] for _ in contestants]
     for turn in range(WARM_TURNS):
         skipped = 0
         for contestant, known in zip(contestants, medians, strict=True):
-            batches = ring.from_step(turn * WARM_STEPS)
-            known.append(statistics.median(contestant.steps(batches, WARM_STEPS)))
+            batches = ring.from_step(turn * steps)
+            known.append(statistics.median(contestant.steps(batches, steps)))
             skipped += contestant.skipped_steps
         steady = turn > 0 and all(known[-1] >= WARM_SHARE * known[-2] for known in medians)
         if steady and not skipped:

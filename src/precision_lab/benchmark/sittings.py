@@ -90,8 +90,9 @@ class Together:
         """
         began = time.monotonic()
         built = self._build()
+        first = not self._sittings
         self._sittings += 1
-        self.notes.not_steady += not blocks.warm_up(list(built.values()), self._ring, until)
+        self.notes.not_steady += not blocks.warm_up(list(built.values()), self._ring, until, first)
         kinds_of_data = (False, True) if self._data else (False,)
         columns = [Column(arm, kind, data) for kind in self._kinds for arm in self._ready for data in kinds_of_data]
         self._choose_blocks(built, columns)
@@ -111,7 +112,7 @@ class Together:
     def energy(self, joules: Callable[[], float], window_s: float) -> dict[str, float]:
         """Joules a step by arm: two windows of at least `window_s` each, in the order ABBA, by a counter in joules."""
         built = {arm: contestant for (arm, compiled), contestant in self._build().items() if not compiled}
-        blocks.warm_up(list(built.values()), self._ring, float("inf"))
+        blocks.warm_up(list(built.values()), self._ring, float("inf"), first=False)
         spent, taken = dict.fromkeys(built, 0.0), dict.fromkeys(built, 0)
         for arm in [*built, *reversed(built)]:
             before, began = joules(), time.monotonic()
