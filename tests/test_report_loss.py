@@ -59,7 +59,7 @@ def test_the_words(tmp_path, apart, word, said):
         assert next(one for one in reading(made) if one.startswith("bf16 differs")).endswith(f": {said}")
 
 
-def test_the_word_is_that_of_two_one_sided_tests():
+def test_the_word_is_that_of_two_one_sided_tests_and_one_two_sided():
     """Against scipy's tests of a mean at 5 %, over cases about the margin."""
     draw = numpy.random.default_rng(0)
     seen = set()
@@ -67,13 +67,28 @@ def test_the_word_is_that_of_two_one_sided_tests():
         apart = list(draw.normal(draw.uniform(-2, 2), draw.uniform(0.1, 2), draw.integers(6, 20)))
         above = stats.ttest_1samp(apart, -1.0, alternative="greater").pvalue < 0.05
         below = stats.ttest_1samp(apart, 1.0, alternative="less").pvalue < 0.05
-        positive, negative = (
-            stats.ttest_1samp(apart, 0.0, alternative=side).pvalue < 0.05 for side in ("greater", "less")
-        )
-        expected = "equivalent" if above and below else "worse" if positive else "better" if negative else "undecided"
+        differs = stats.ttest_1samp(apart, 0.0).pvalue < 0.05
+        way = "worse" if numpy.mean(apart) > 0 else "better"
+        expected = "equivalent" if above and below else way if differs else "undecided"
         assert verdict(apart, 1.0)[0] == expected
         seen.add(expected)
     assert seen == {"equivalent", "worse", "better", "undecided"}
+
+
+def test_without_a_true_difference_few_arms_are_called_worse_or_better():
+    draw = numpy.random.default_rng(4)
+    words = [verdict(list(draw.normal(0, 1, 6)), 0.3)[0] for _ in range(1000)]
+    assert 0.02 < (words.count("worse") + words.count("better")) / 1000 <= 0.06
+
+
+def test_a_difference_that_one_side_alone_would_call_real_is_not(tmp_path):
+    """At 90 % the interval leaves 0 out, at 95 % it does not."""
+    apart = around(0.9, 1)
+    assert stats.t.interval(0.9, 5, 0.9, stats.sem(apart))[0] > 0 > stats.t.interval(0.95, 5, 0.9, stats.sem(apart))[0]
+    assert verdict(apart, 0.3) == ("undecided", 2)
+    scaled = [value * MARGIN / 2 for value in apart]
+    loss = losses_of(compared(tmp_path, bf16=scaled))["bf16"]
+    assert (loss.word, loss.negligible, loss.low > 0) == ("equivalent", False, True)
 
 
 def test_the_sign_flip_test_is_scipy_s():
@@ -98,8 +113,9 @@ def more_seeds_by_search(apart, margin):
     """The least number of further pairs with which mean and sd as they are would decide, one by one."""
     mean, sd = abs(numpy.mean(apart)), numpy.std(apart, ddof=1)
     for more in range(1, 10_000):
-        half = stats.t.ppf(0.95, len(apart) + more - 1) * sd / math.sqrt(len(apart) + more)
-        if (mean - half > -margin and mean + half < margin) or mean - half > 0:
+        pairs = len(apart) + more
+        one_sided, two_sided = (stats.t.ppf(p, pairs - 1) * sd / math.sqrt(pairs) for p in (0.95, 0.975))
+        if mean + one_sided < margin or mean - two_sided > 0:
             return more
     return 10_000
 

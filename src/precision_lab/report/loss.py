@@ -2,7 +2,8 @@
 
 The validation loss is the one computed in float32 for every arm, paired by seed. An arm is equivalent if two
 one-sided tests say so (Schuirmann 1987): the 90 % t interval of the mean difference lies within the margin, which
-the experiment's config fixed before the runs. Units: nats, seconds of training, steps.
+the experiment's config fixed before the runs. Else it is worse or better if the 95 % t interval leaves 0 out, which
+without a true difference happens to 5 % of arms. Units: nats, seconds of training, steps.
 """
 
 import math
@@ -19,7 +20,8 @@ from precision_lab.report.read import Run
 # A verdict takes six pairs: with fewer no sign-flip test can come below 5 %.
 PAIRS_FOR_A_VERDICT = 6
 MORE_SEEDS = 100  # the largest number that is told
-CONFIDENCE = 0.9  # of the interval that two one-sided tests at 5 % come down to
+CONFIDENCE = 0.9  # of the interval that two one-sided tests at 5 % come down to, and that is shown
+_OF_A_DIFFERENCE = 0.95  # confidence of the interval that leaves 0 out where an arm is worse or better
 _EXACT = 16  # pairs up to which every pattern of signs is tried
 _POINTS = 3  # of a curve, below which it tells no more than its end
 _LOSS = FIGURES["val_loss_fp32"]
@@ -38,6 +40,7 @@ class Loss:
     sd: float | None  # of the differences
     correlation: float | None  # of the two arms' losses over seeds; None where one of them does not vary
     p: float | None  # of a two-sided sign-flip test; None below six pairs
+    real: bool  # whether the 95 % interval leaves 0 out
     more_seeds: int | None  # about how many decide it; 0 where it is decided, None for more than MORE_SEEDS
     area: Estimate | None  # between the curves: mean over evaluations of ln(arm / reference), in %
 
@@ -49,7 +52,7 @@ class Loss:
     @property
     def negligible(self) -> bool:
         """Whether the difference is real, and lies within the margin all the same."""
-        return self.word == "equivalent" and (self.low > 0 or self.high < 0)
+        return self.word == "equivalent" and self.real
 
 
 @dataclass(frozen=True)
@@ -113,6 +116,7 @@ def _loss(pairs: list[tuple[Run, Run]], share: float) -> Loss | None:
         sd=statistics.stdev(apart) if len(apart) > 1 else None,
         correlation=_correlation(own, others),
         p=sign_flip_p(apart) if len(apart) >= PAIRS_FOR_A_VERDICT else None,
+        real=_differs(apart),
         more_seeds=more,
         area=_area(pairs),
     )
@@ -128,20 +132,26 @@ def verdict(apart: list[float], margin: float) -> tuple[str, int | None]:
     mean, low, high = interval(apart, CONFIDENCE)
     if not any(apart) or -margin < low <= high < margin:
         return "equivalent", 0
-    if low > 0:
-        return "worse", 0
-    if high < 0:
-        return "better", 0
+    if _differs(apart):
+        return ("worse" if mean > 0 else "better"), 0
     return "undecided", _more_seeds(len(apart), abs(mean), statistics.stdev(apart), margin)
 
 
+def _differs(apart: list[float]) -> bool:
+    _, low, high = interval(apart, _OF_A_DIFFERENCE)
+    return low is not None and (low > 0 or high < 0)
+
+
 def _more_seeds(pairs: int, mean: float, sd: float, margin: float) -> int | None:
-    """The least number whose interval, were mean and sd to stay, fits into the margin or leaves 0 out."""
+    """The least number with which, were mean and sd to stay, one interval fits into the margin or one leaves 0 out."""
     from scipy.special import stdtrit
 
-    pairs_then = pairs + numpy.arange(1, MORE_SEEDS + 1)
-    half = stdtrit(pairs_then - 1, (1 + CONFIDENCE) / 2) * sd / numpy.sqrt(pairs_then)
-    enough = numpy.flatnonzero(half < max(margin - mean, mean))
+    then = pairs + numpy.arange(1, MORE_SEEDS + 1)
+
+    def half(confidence: float) -> numpy.ndarray:
+        return stdtrit(then - 1, (1 + confidence) / 2) * sd / numpy.sqrt(then)
+
+    enough = numpy.flatnonzero((half(CONFIDENCE) < margin - mean) | (half(_OF_A_DIFFERENCE) < mean))
     return int(enough[0]) + 1 if len(enough) else None
 
 
