@@ -23,29 +23,35 @@ class Clock:
 
 
 class EventTimer:
-    """A device's event timer: marks are events, read only after the last one was waited for."""
+    """A device's event timer: marks are events, read only after the device was waited for."""
 
     def __init__(self, clock):
-        self.clock, self.events, self.calls = clock, [], []
+        self.clock, self.calls = clock, []
 
     def mark(self):
-        event = Event(self.clock.now, self.calls)
-        self.events.append(event)
         self.calls.append("mark")
-        return event
+        return Event(self.clock.now)
 
     def elapsed_ms(self, start, end):
-        assert "synchronize" in self.calls, "an event was read before the device was waited for"
+        last = next(call for call in reversed(self.calls) if call != "read")
+        assert last == "synchronize", "an event was read before the device was waited for"
         self.calls.append("read")
+        end.wait()
         return (end.at - start.at) * 1e3
 
 
 class Event:
-    def __init__(self, at, calls):
-        self.at, self.calls = at, calls
+    """As on MPS: its flag can be waited for once."""
+
+    def __init__(self, at):
+        self.at, self.waited = at, False
+
+    def wait(self):
+        assert not self.waited, "an event that was waited for before hangs"
+        self.waited = True
 
     def synchronize(self):
-        self.calls.append("synchronize")
+        self.wait()
 
 
 def cpu_meter(warmup_steps=0):
@@ -221,42 +227,48 @@ def test_percentile_is_the_nearest_rank(count, share, expected):
 # --- the device path -------------------------------------------------------------------------------
 
 
-def device_meter(kind, warmup_steps=0):
-    clock = Clock()
-    timer = EventTimer(clock)
-    return Meter(torch.device(kind), warmup_steps, timer.mark, timer.elapsed_ms, clock), clock, timer
+@pytest.fixture
+def device_meter(monkeypatch):
+    """A function of device and warm-up that gives (meter, clock, timer)."""
+
+    def make(kind, warmup_steps=0):
+        clock = Clock()
+        timer = EventTimer(clock)
+        monkeypatch.setattr(meter_module, "synchronize", lambda device: timer.calls.append("synchronize"))
+        return Meter(torch.device(kind), warmup_steps, timer.mark, timer.elapsed_ms, clock), clock, timer
+
+    return make
 
 
-def test_a_step_never_waits_for_the_device_and_a_window_once():
+def test_a_step_never_waits_for_the_device_and_a_window_once(device_meter):
     meter, clock, timer = device_meter("mps")
-    meter.start()
-    take(meter, clock, 125, 250)
-    assert timer.calls == ["mark"] * 3
-    assert meter.close() == [125, 250]
-    assert timer.calls == ["mark"] * 3 + ["synchronize", "read", "read", "read"]
-
-
-def test_each_window_is_waited_for_on_its_own_last_event():
-    meter, clock, timer = device_meter("mps")
-    waited = []
     for ms in (125, 250):
+        timer.calls.clear()
         meter.start()
-        take(meter, clock, ms)
-        last = timer.events[-1]
-        last.synchronize = lambda event=last: (waited.append(event), timer.calls.append("synchronize"))
-        meter.close()
-    assert [event.at for event in waited] == [1000.125, 1000.375]
-    assert meter.step_ms == [125, 250]
+        take(meter, clock, ms, 2 * ms)
+        assert timer.calls == ["mark"] * 3
+        assert meter.close() == [ms, 2 * ms]
+        assert timer.calls == ["mark"] * 3 + ["synchronize", "read", "read"]
+    assert meter.step_ms == [125, 250, 250, 500]
 
 
-def test_an_empty_window_waits_for_nothing():
+def test_every_event_is_read_as_an_end_once_in_a_warm_up_as_well(device_meter):
+    meter, clock, timer = device_meter("mps", warmup_steps=2)
+    meter.start()
+    take(meter, clock, 125, 250, 500)
+    assert meter.close() == [500]
+    assert meter.train_s == 0.875
+    assert timer.calls.count("read") == 3
+
+
+def test_an_empty_window_waits_for_nothing(device_meter):
     meter, _, timer = device_meter("mps")
     meter.start()
     assert meter.close() == []
     assert timer.calls == ["mark"]
 
 
-def test_a_device_without_memory_counters_says_none():
+def test_a_device_without_memory_counters_says_none(device_meter):
     meter, clock, _ = device_meter("mps")
     meter.start()
     take(meter, clock, 125)
@@ -283,7 +295,7 @@ class Allocator:
         self.peak = max(self.peak, round(gib * GIB))
 
 
-def test_the_peak_is_of_measured_steps_alone(monkeypatch):
+def test_the_peak_is_of_measured_steps_alone(monkeypatch, device_meter):
     memory = Allocator(monkeypatch)
     meter, clock, _ = device_meter("cuda", warmup_steps=2)
     memory.use(50)  # building the model
@@ -304,7 +316,7 @@ def test_the_peak_is_of_measured_steps_alone(monkeypatch):
     assert summary["mem/peak_reserved_gib"] == 6
 
 
-def test_a_run_that_ends_in_its_warm_up_has_no_peak(monkeypatch):
+def test_a_run_that_ends_in_its_warm_up_has_no_peak(monkeypatch, device_meter):
     memory = Allocator(monkeypatch)
     meter, clock, _ = device_meter("cuda", warmup_steps=5)
     meter.start()

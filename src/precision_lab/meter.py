@@ -2,18 +2,20 @@
 
 Time outside a window (evaluation, logging, probing) is not counted, nor are the warm-up steps.
 On a CUDA or MPS device a step's end is marked by an event in the stream: no step waits for the
-device, and the events are read when a window closes. Units: ms a step, samples a second, GiB.
+device, and the events are read when a window closes, each as an end once: on MPS, one that was waited
+for before may hang (pytorch issue 162872). Units: ms a step, samples a second, GiB.
 """
 
 import math
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import Any
 
 import torch
 
-from precision_lab.hardware import GIB
+from precision_lab.hardware import GIB, synchronize
 
 
 class Meter:
@@ -68,11 +70,12 @@ class Meter:
     def close(self) -> list[float]:
         """Close the window and return the time of each of its measured steps in ms."""
         first = max(0, self._warmup - (self._steps - len(self._samples)))
-        if self._device.type != "cpu" and len(self._marks) > 1:
-            self._marks[-1].synchronize()
-        times = [self._elapsed_ms(a, b) for a, b in zip(self._marks[first:], self._marks[first + 1 :], strict=False)]
+        if len(self._marks) > 1:
+            synchronize(self._device)  # not the last event, which is waited for when it is read
+        of_all = [self._elapsed_ms(a, b) for a, b in pairwise(self._marks)]
+        times = of_all[first:]
         self.step_ms += times
-        self.train_s += self._elapsed_ms(self._marks[0], self._marks[-1]) / 1e3 if len(self._marks) > 1 else 0.0
+        self.train_s += sum(of_all) / 1e3
         self._measured_wait_ms += sum(self._waits_ms[first:])
         self._measured_samples += sum(self._samples[first:])
         if times:
