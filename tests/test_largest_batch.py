@@ -1,19 +1,22 @@
 """The largest batch: the search by itself, then real steps in real processes."""
 
 import importlib.util
+import io
 import itertools
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
+from rich.console import Console
 
-from precision_lab import inspection
+from precision_lab import inspection, largest_batch
 from precision_lab.assemble import assemble, make_trainer, resolve
 from precision_lab.batches import batch_of
-from precision_lab.config import ROOT, compose
+from precision_lab.config import ROOT, LargestBatchConfig, compose
 from precision_lab.datasets import TensorSamples
 from precision_lab.errors import InputError
-from precision_lab.largest_batch import _look, search
+from precision_lab.largest_batch import GIB, MIB, Largest, _look, find_largest, search
 from precision_lab.trainer import Trainer
 from typed_scripts import run
 
@@ -65,6 +68,46 @@ def test_a_batch_may_be_larger_than_the_dataset_and_begins_again_with_its_first_
     values, labels = batch_of(samples, 7, lambda batch: batch)
     assert labels.tolist() == [0, 1, 2, 0, 1, 2, 0]
     assert values.shape == (7, 2)
+
+
+# --- the table -------------------------------------------------------------------------------------------
+
+
+def shown(monkeypatch, **memory):
+    """The lines of the table, of made-up answers."""
+    asked = {arm: compose([f"precision={arm}", *MLP]) for arm in memory}
+    answers = iter(Largest(100, 101, None, one, 1000) for one in memory.values())
+    monkeypatch.setattr(largest_batch, "_largest_of", lambda *_: next(answers))
+    monkeypatch.setattr(largest_batch, "survey", lambda arms: [SimpleNamespace(refused=None, device="cpu")] * len(arms))
+    out = io.StringIO()
+    find_largest(asked, LargestBatchConfig("fp32", "fp32", 0.1), Console(file=out, width=100))
+    return [re.split(r"  +", line.strip()) for line in out.getvalue().splitlines()[-1 - len(memory) :]]
+
+
+def peak_at(nbytes):
+    return {"peak_bytes": nbytes, "phase": "backward", "by_kind": {"saved_activations": nbytes * 3 // 4, "batch": 1}}
+
+
+@pytest.mark.parametrize(
+    ("peaks", "header", "told"),
+    [
+        ((139 * GIB, 300 * MIB), "peak GiB", ["139", "0.293"]),
+        ((1010 * MIB, 2 * MIB), "peak GiB", ["0.9863", "0.001953"]),
+        ((999 * MIB, 2 * MIB), "peak MiB", ["999", "2"]),
+    ],
+)
+def test_all_peaks_stand_in_one_unit_and_without_an_exponent(monkeypatch, peaks, header, told):
+    head, *rows = shown(monkeypatch, **dict(zip(("fp32", "bf16"), map(peak_at, peaks), strict=True)))
+    assert head[3] == header
+    assert [row[3] for row in rows] == told
+    assert rows[0][4:6] == ["backward", "saved activations 75%"]
+
+
+def test_an_arm_whose_peak_by_kind_ran_out_of_memory_has_its_largest_batch_all_the_same(monkeypatch):
+    _, fp32, bf16 = shown(monkeypatch, fp32=None, bf16=peak_at(MIB))
+    assert fp32 == ["fp32", "100", "1.00", "-", "-", "-", "101"]
+    assert bf16 == ["bf16", "100", "1.00", "1", "backward", "saved activations 75%", "101"]
+    assert shown(monkeypatch, fp32=None)[1][3] == "-"
 
 
 # --- in a process of its own -----------------------------------------------------------------------------

@@ -44,7 +44,7 @@ class Largest:
     batch: int  # the largest that fits; 0 where not even one sample does
     beyond: int  # one that does not fit: larger by at most WITHIN, or by one sample
     beyond_peak: int | None  # bytes that it takes; None where memory ran out
-    memory: dict[str, Any] | None  # the peak of a step at `batch` by kind, as in result.json
+    memory: dict[str, Any] | None  # peak of a step at `batch` by kind, as in result.json; None if finding it ran out
     samples: int  # of the training set
 
 
@@ -157,32 +157,41 @@ def _largest_of(label: str, asked: Config, budget: int | None) -> Largest:
     return Largest(**json.loads(answer))
 
 
+def _unit(nbytes: int) -> tuple[str, int]:
+    return ("GiB", GIB) if nbytes >= 1000 * MIB else ("MiB", MIB)  # a fourth digit would become an exponent
+
+
 def _size(nbytes: int) -> str:
-    return f"{nbytes / GIB:.3g} GiB" if nbytes >= GIB else f"{nbytes / MIB:.3g} MiB"
+    unit, size = _unit(nbytes)
+    return f"{nbytes / size:.3g} {unit}"
 
 
 def _table(found: dict[str, Largest], reference: str) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("arm", overflow="fold", min_width=8)
-    for header in ("largest", "ratio", "peak MiB"):
+    unit, size = _unit(max((one.memory["peak_bytes"] for one in found.values() if one.memory), default=0))
+    for header in ("largest", "ratio", f"peak {unit}"):
         table.add_column(header, justify="right", no_wrap=True)
     table.add_column("phase", no_wrap=True)
     table.add_column("mostly", overflow="fold")
     table.add_column("too large", justify="right", no_wrap=True)
     base = found.get(reference)
     for label, one in found.items():
-        memory = one.memory
-        kind, nbytes = max(memory["by_kind"].items(), key=lambda item: item[1])
         table.add_row(
             label,
             f"{one.batch:,}",
             f"{one.batch / base.batch:.2f}" if base else "-",
-            f"{memory['peak_bytes'] / MIB:,.4g}",
-            memory["phase"],
-            f"{kind.replace('_', ' ')} {nbytes / memory['peak_bytes']:.0%}",
+            *(_peak(one.memory, size) if one.memory else ("-", "-", "-")),
             f"{one.beyond:,}",
         )
     return table
+
+
+def _peak(memory: dict[str, Any], size: int) -> tuple[str, str, str]:
+    """The peak in units of `size` bytes, its phase, and what it mostly consists of."""
+    kind, nbytes = max(memory["by_kind"].items(), key=lambda item: item[1])
+    share = f"{kind.replace('_', ' ')} {nbytes / memory['peak_bytes']:.0%}"
+    return f"{memory['peak_bytes'] / size:.4g}", memory["phase"], share
 
 
 # --- one arm, in its process ---------------------------------------------------------------------------------
