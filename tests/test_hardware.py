@@ -281,6 +281,10 @@ def test_the_slowdown_draws_no_global_random_numbers():
         torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
         RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 4 bytes."),
         RuntimeError("MPS backend out of memory (MPS allocated: 5 GB, other allocations: 3 GB, max allowed: 9 GB)."),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasLtCreate(&handle)`"),
+        RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
     ],
 )
 def test_every_device_s_way_of_running_out_of_memory(error):
@@ -289,6 +293,18 @@ def test_every_device_s_way_of_running_out_of_memory(error):
     assert not hardware.is_out_of_memory(told)
     told.__cause__ = error
     assert hardware.is_out_of_memory(told)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasSgemm( handle, opa, opb, m, n, k)`",
+        "CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm( handle, opa, opb, m, n, k)`",
+        "cuDNN error: CUDNN_STATUS_NOT_INITIALIZED",
+    ],
+)
+def test_what_else_a_library_of_cuda_s_says_is_no_want_of_memory(text):
+    assert not hardware.is_out_of_memory(RuntimeError(text))
 
 
 def test_the_fingerprint_of_a_cpu(monkeypatch):

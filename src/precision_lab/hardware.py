@@ -204,9 +204,16 @@ def describe(device: torch.device, support: dict[str, str]) -> str:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether a device or the host ran out of memory, said by the error itself or by the one it was raised from."""
-    # torch's allocators for CPU and MPS have no exception of their own
-    words = ("can't allocate memory", "MPS backend out of memory")
     return any(
-        isinstance(one, torch.OutOfMemoryError | MemoryError) or any(word in str(one) for word in words)
+        isinstance(one, torch.OutOfMemoryError | MemoryError) or _OUT_OF_MEMORY.search(str(one))
         for one in (error, error.__cause__)
     )
+
+
+# What has no exception of its own: torch's allocators for CPU and MPS, and libraries that allocate past torch's.
+# cuBLAS takes its workspace when its handle is made, on the first matmul; where none is left it says no more than
+# NOT_INITIALIZED. From any other call that word is an error of another kind.
+_OUT_OF_MEMORY = re.compile(
+    r"can't allocate memory|MPS backend out of memory|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED"
+    r"|CUBLAS_STATUS_NOT_INITIALIZED when calling `cublas(Lt)?Create\("
+)
