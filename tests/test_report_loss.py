@@ -222,10 +222,12 @@ def test_all_figures_are_in_the_files(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "verdict_config", [None, {}, {"loss_margin": "0.1"}, {"loss_margin": None}, {"loss_margin": 0}]
+    "verdict_config", [None, 5, {}, {"loss_margin": "0.1"}, {"loss_margin": None}, {"loss_margin": 0}]
 )
-def test_a_result_without_a_margin_is_no_use(tmp_path, verdict_config):
+def test_a_result_without_a_margin_is_no_use_and_may_be_of_an_older_version(tmp_path, verdict_config):
     made = result()
     made["config"]["verdict"] = verdict_config
     put(tmp_path / "0", made)
-    assert read([tmp_path]).skipped[0][1] == "result.json is damaged: it holds values of a wrong type"
+    assert read([tmp_path]).skipped[0][1] == (
+        "result.json is damaged, or of an older version: verdict.loss_margin is missing or of a wrong type"
+    )

@@ -35,6 +35,7 @@ _NEEDED = {
     "config": dict, "summary": dict, "hashes": dict, "fingerprint": dict, "support": dict, "versions": dict,
     "git": dict, "host": str, "overrides": list, "curve": dict,
 }  # fmt: skip
+_MISSING = "result.json is damaged, or of an older version: {} is missing or of a wrong type"
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,8 +171,10 @@ def _problem(result: Any) -> str:
         return f"written by a newer version (schema {schema}; this one reads up to {SCHEMA_VERSION})"
     for key, kind in _NEEDED.items():
         if not isinstance(result.get(key), kind) or isinstance(result[key], bool):
-            return f"result.json is damaged, or of an older version: {key} is missing or of a wrong type"
+            return _MISSING.format(key)
     config = result["config"]
+    if not _is_share(config.get("verdict")):
+        return _MISSING.format("verdict.loss_margin")
     fit = (
         result["status"] in STATUSES
         and isinstance(config.get("precision"), dict)
@@ -179,7 +182,6 @@ def _problem(result: Any) -> str:
         and isinstance(config.get("name"), str | None)
         and isinstance(result.get("reason"), str | None)
         and all(_is_target(config.get(group)) for group in open_sets.NAMES)
-        and _is_share(config.get("verdict"))
         and all(_is_number(value) for key, value in result["summary"].items() if key != "nonfinite")
         and all(isinstance(value, str) for value in [*result["hashes"].values(), *result["support"].values()])
         and not any(isinstance(value, dict | list) for value in result["fingerprint"].values())
