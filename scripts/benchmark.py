@@ -10,6 +10,7 @@ scripts/compare.py puts the two together.
 import json
 import os
 import sys
+from contextlib import suppress
 
 from rich.console import Console
 
@@ -22,6 +23,7 @@ from precision_lab.recorder import write_whole
 from precision_lab.redaction import redact, secrets_in
 from precision_lab.report.benchmarks import FILE, load
 from precision_lab.report.timing import show, standing
+from precision_lab.stops import handled_by
 
 
 def main(words: list[str]) -> int:
@@ -32,21 +34,31 @@ def main(words: list[str]) -> int:
     from precision_lab.benchmark.measure import measure  # torch comes in here
 
     first = next(iter(asked.values()))
-    folder = benchmark_folder(first)
+    folder = benchmark_folder(first)  # before anything is measured: it may not be possible to make one
+    arrived: list[int] = []
+
+    def interrupt(number: int, frame: object) -> None:
+        arrived.append(number)
+        raise KeyboardInterrupt
+
     try:
-        with standing(settings.budget_s) as told:
+        with handled_by(interrupt), standing(settings.budget_s) as told:
             made = measure(asked, settings, told)
         secrets = secrets_in(os.environ, as_values(first), words)
         write_whole(folder / FILE, json.dumps(redact(made, secrets), allow_nan=False) + "\n")
-    except BaseException:
-        folder.rmdir()
+    except BaseException as error:
+        with suppress(OSError):
+            for path in (folder, *folder.parents[:3]):  # as far up as they are empty
+                path.rmdir()
+        if isinstance(error, KeyboardInterrupt) and arrived:
+            return 128 + arrived[0]
         raise
     benchmark, damage = load(str(folder))
     if benchmark is None:
-        raise AssertionError(damage)
+        raise RuntimeError(damage)
     show(benchmark, Console(highlight=False))
     print(f"\nwritten: {folder / FILE}")
-    return 130 if made["stopped_by"] == "interrupted" else 0
+    return 128 + arrived[0] if arrived else 0
 
 
 if __name__ == "__main__":

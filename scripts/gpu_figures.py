@@ -28,6 +28,7 @@ OWN = {"into": str(ROOT / "docs" / "results"), "arms": "fp32,tf32,bf16,fp16", "b
 
 def main(words: list[str]) -> int:
     own = OWN | {key: value for key, _, value in (word.partition("=") for word in words) if key in OWN}
+    own["arms"] = own["arms"].removeprefix("[").removesuffix("]") if own["arms"].startswith("[") else own["arms"]
     others = [word for word in words if word.partition("=")[0] not in OWN]
     with tempfile.TemporaryDirectory() as outputs:
         for workload in WORKLOADS:
@@ -58,11 +59,11 @@ def _do(script: str, *words: str) -> None:
 
 
 def _figures(comparison: Comparison) -> dict[str, Any]:
-    benchmark = comparison.benchmarks[0]
+    benchmark = comparison.benchmark
     return {
         "command": f"python scripts/benchmark.py experiment={comparison.name} arms=[{','.join(benchmark['arms'])}]",
         "reference": benchmark.reference,
-        "noise_floor": asdict(benchmark.ratio(benchmark.reference, again=True)),
+        "noise_floor": asdict(benchmark.floor[benchmark.compiled, False]),
         "stopped_by": benchmark["stopped_by"],
         "conditions": benchmark["conditions"],
         "arms": {row.arm: _arm(comparison, row) for row in comparison.rows},
@@ -70,7 +71,7 @@ def _figures(comparison: Comparison) -> dict[str, Any]:
 
 
 def _arm(comparison: Comparison, row: Row) -> dict[str, Any]:
-    benchmark = comparison.benchmarks[0]
+    benchmark = comparison.benchmark
     column, ratio = benchmark.column(row.arm) or {}, row.timing and row.timing.ratio
     busy = column.get("busy_share")
     return {

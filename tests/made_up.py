@@ -139,7 +139,7 @@ def benchmark(machine: dict[str, Any] = XEON, floor: tuple = (1.0, 0.995, 1.005)
                 "data_share": None,
                 "skipped_steps": 0,
                 "compile_s": None,
-                "joules_per_sample": None,
+                "joules_per_sample": [],
             }
             for arm in arms
         },
@@ -155,7 +155,7 @@ def column(arm: str, ratio: tuple | None, **changes: Any) -> dict[str, Any]:
     """One kind of step: `ratio` is (value, low, high) of 120 pairs, None for the reference arm."""
     made = {"arm": arm, "again": False, "compiled": False, "with_data": False, "step_ms": 2.0 / (ratio or [1])[0]}
     made |= {"step_ms_p25": made["step_ms"] * 0.98, "step_ms_p75": made["step_ms"] * 1.02, "steps_of_a_block": 5}
-    made |= {"busy_share": None, "ratio": None, "seconds_a_step": [[made["step_ms"] / 1e3]]}
+    made |= {"busy_share": None, "over_eager": None, "ratio": None, "seconds_a_step": [[made["step_ms"] / 1e3]]}
     if ratio:
         made["ratio"] = dict(zip(("value", "low", "high"), ratio, strict=True)) | {"pairs": 120}
     return made | changes

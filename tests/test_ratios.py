@@ -45,7 +45,8 @@ def test_the_interval_holds_the_truth_about_as_often_as_it_says(sittings, pairs,
 def test_of_one_sitting_the_pairs_are_drawn():
     one = ratio_of([[0.0, 0.01, -0.01, 0.02, 0.0, 0.01, -0.02, 0.01]])
     assert one.low < one.value < one.high
-    assert ratio_of([[0.1]]).pairs == 1
+    with pytest.raises(ValueError, match="one pair has no interval"):
+        ratio_of([[0.1]])
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from precision_lab.report.benchmarks import load
 from precision_lab.report.compare import compare
 from precision_lab.report.read import read
 from precision_lab.report.reading import reading
+from precision_lab.report.warnings import warnings_of
 
 FASTER, SAME, OPEN = (1.5, 1.48, 1.52), (1.0, 0.99, 1.01), (1.04, 1.0, 1.08)
 
@@ -46,11 +47,12 @@ def test_with_a_loader_the_ratio_that_a_run_feels_stands_in_the_table(tmp_path):
         column("fp32", None, with_data=True), column("fp32", SAME, again=True, with_data=True),
         column("bf16", OPEN, with_data=True), column("bf16", (2.0, 1.9, 2.1), compiled=True),
     ]  # fmt: skip
-    made["arms"]["bf16"] |= {"data_share": 0.4, "joules_per_sample": 0.01}
+    made["arms"]["bf16"] |= {"data_share": {"value": 0.4, "low": 0.3, "high": 0.5}, "joules_per_sample": [0.01, 0.03]}
     comparison = joined_with_runs(tmp_path, made)
     (row,) = comparison.others
     assert row.against["speed_ratio"].mean == 1.04
     assert (row.timing.ratio.value, row.timing.felt.value, row.timing.data_share) == (1.5, 1.04, 0.4)
+    assert row.timing.joules_per_sample == 0.02
     assert row.timing.compiled is None  # no second copy of the reference was timed compiled
     assert "timed in alternation, bf16 ran at 1.04 [1.00, 1.08] times the speed of fp32" in reading(comparison)[0]
 
@@ -60,6 +62,29 @@ def test_the_newest_that_is_to_be_trusted_counts(tmp_path):
     untrusted = benchmark(H100, floor=(1.02, 1.01, 1.03), bf16=OPEN) | {"finished": 3.0}
     assert joined_with_runs(tmp_path, new, old, untrusted).others[0].timing.ratio.value == 1.0
     assert joined_with_runs(tmp_path / "untrusted", untrusted).others[0].timing is None
+
+
+def test_a_noise_floor_that_fails_with_the_loader_leaves_no_verdict_on_what_a_run_feels(tmp_path):
+    made = benchmark(H100, bf16=FASTER)
+    made["columns"] += [
+        column("fp32", None, with_data=True), column("fp32", (1.05, 1.02, 1.08), again=True, with_data=True),
+        column("bf16", FASTER, with_data=True),
+    ]  # fmt: skip
+    comparison = joined_with_runs(tmp_path, made)
+    assert comparison.others[0].timing is None
+    assert {"timed_in_turn", "benchmark_floor"} <= dict(warnings_of(comparison)).keys()
+
+
+def test_runs_of_a_compiled_experiment_are_judged_by_compiled_steps(tmp_path):
+    made = benchmark(H100, bf16=FASTER)
+    made["config"] = made["config"] | {"device": {"type": "auto", "threads": None, "compile": True}}
+    assert joined_with_runs(tmp_path / "eager", made).others[0].timing is None
+    made["columns"] += [
+        column("fp32", None, compiled=True), column("fp32", SAME, again=True, compiled=True),
+        column("bf16", OPEN, compiled=True),
+    ]  # fmt: skip
+    (row,) = joined_with_runs(tmp_path / "both", made).others
+    assert (row.timing.ratio.value, row.timing.compiled) == (1.04, None)
 
 
 def test_an_arm_is_known_by_its_whole_precision_group_and_so_is_the_reference(tmp_path):
@@ -128,24 +153,27 @@ def test_the_table_gives_each_arm_its_time_ratio_and_word(tmp_path):
 def test_without_a_noise_floor_that_holds_1_there_is_no_verdict(tmp_path):
     lines, text = shown(tmp_path / "a", benchmark(floor=(0.97, 0.95, 0.99), bf16=FASTER))
     assert next(line for line in lines if line.startswith("bf16")).endswith("no verdict")
-    assert "No verdict on steps computing alone: the reference arm timed against itself came out as 0.970" in text
+    assert (
+        "! No verdict on such steps: the reference arm timed against itself left 1 out (computing alone 0.970" in text
+    )
 
 
 def test_what_a_gpu_says_stands_below(tmp_path):
     made = benchmark(H100, bf16=FASTER)
     for one, share in zip(made["columns"], (0.9, 0.9, 0.4), strict=True):
         one["busy_share"] = share
-    made["arms"]["fp32"] |= {"joules_per_sample": 0.5, "data_share": 0.3, "skipped_steps": 2}
+    share = {"value": 0.3, "low": 0.2, "high": 0.4}
+    made["arms"]["fp32"] |= {"joules_per_sample": [0.4, 0.6], "data_share": share, "skipped_steps": 2}
     made["arms"]["bf16"] |= {"without": "out of memory", "compile_s": None}
-    made["conditions"]["end"] |= {"throttled_by": ["SwThermalSlowdown"]}
+    made["conditions"]["during"] = {"throttled_by": ["SwThermalSlowdown"], "other_processes": None}
     _, text = shown(tmp_path / "a", made)
     for words in (
         "Kernels run in 90% of fp32's step and 40% of bf16's step. bf16 is launch-bound: the GPU waits for the host",
-        "Energy: 0.5 J a sample for fp32.",
-        "Loading data takes 30% of fp32's step",
+        "Energy, in J a sample by windows: 0.5 (0.4 to 0.6) for fp32.",
+        "Loading data takes 30% [20%, 40%] of fp32's step",
         "bf16 was not timed: out of memory.",
-        "! Steps were skipped in timed blocks, and a skipped step may be cheaper: 2 of fp32.",
-        "! The GPU's clocks were held down: SwThermalSlowdown.",
+        "! Steps were skipped in timed blocks, and a skipped step may be cheaper: fp32 2.",
+        "! While arms were timed: The GPU's clocks were held down: SwThermalSlowdown.",
     ):
         assert words in text
 
@@ -154,12 +182,13 @@ def test_compiled_steps_have_a_table_and_the_time_it_took(tmp_path):
     made = benchmark(bf16=FASTER)
     made["columns"] += [
         column("fp32", None, compiled=True, step_ms=1.0), column("fp32", SAME, again=True, compiled=True),
-        column("bf16", OPEN, compiled=True),
+        column("bf16", OPEN, compiled=True, over_eager={"pairs": 120, "value": 1.4, "low": 1.3, "high": 1.5}),
     ]  # fmt: skip
-    made["arms"]["fp32"]["compile_s"] = 12.3
+    made["arms"]["bf16"]["compile_s"] = 12.3
     lines, text = shown(tmp_path / "a", made)
     assert "compiled, computing alone" in lines
-    assert "Compiling took fp32 12.3 s, for steps at 2.00 times the eager speed." in text
+    assert "The first compilation took 12.3 s for bf16," in text
+    assert "Its steps ran at these multiples of the eager speed: bf16 1.400 [1.300, 1.500]." in text
 
 
 def test_a_users_own_text_is_no_markup_and_stays_on_its_line(tmp_path):

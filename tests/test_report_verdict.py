@@ -6,7 +6,7 @@ import shlex
 import pytest
 
 from made_up import H100, V100, XEON, put, result
-from precision_lab.arms import arms_of
+from precision_lab.arms import arm_text, arms_of
 from precision_lab.config import ROOT, compose
 from precision_lab.ratios import Ratio
 from precision_lab.report import files
@@ -209,6 +209,78 @@ def test_the_arm_s_own_settings_are_part_of_the_command(tmp_path):
     assert "'arms=[fp32,fp16[fp32_modules=head]]'" in found.command
 
 
+def of_an_older_yaml(made, finished=10.0, **settings):
+    """The same arm's runs under its name, from when its YAML said something else."""
+    for one in made:
+        one["config"]["precision"] |= settings
+        one["finished"] = finished
+    return made
+
+
+def test_of_arms_with_one_name_the_newest_is_benchmarked(tmp_path):
+    older = of_an_older_yaml(runs("bf16", range(6, 9)), init_scale=1.0)
+    made = verdict(tmp_path, runs("fp32"), runs("bf16"), older)
+    assert made.command.endswith("'arms=[fp32,bf16]' budget_s=60")
+    assert made.sentences[-1] == (
+        "The command leaves bf16[init_scale=1.0] out: what makes it cannot be named to benchmark.py, or has changed "
+        "under its name since."
+    )
+    twins = of_an_older_yaml(runs("fp16[init_scale=64.0]", words=["precision.init_scale=64.0"]), old=1)
+    newer = runs("fp16[init_scale=64.0]", words=["precision.init_scale=64.0"])
+    made = verdict(tmp_path / "twins", runs("fp32"), twins, newer)
+    assert made.command.endswith("'arms=[fp32,fp16[init_scale=64.0]]' budget_s=60")
+    assert "The command leaves fp16[init_scale=64.0][old=1] out" in made.sentences[-1]
+
+
+def test_a_reference_with_a_twin_is_named_as_the_benchmark_knows_it(tmp_path):
+    older = of_an_older_yaml(runs("fp32"), init_scale=1.0)
+    found = verdict(tmp_path, runs("fp32"), older, runs("bf16"), reference="fp32[init_scale=65536.0]")
+    assert found.command.endswith("'arms=[fp32,bf16]' budget_s=60")
+    made = verdict(tmp_path / "other", older, runs("fp32"), runs("bf16"), reference="fp32[init_scale=1.0]")
+    assert made.command == line("precision=fp32")
+    assert "The command leaves fp32[init_scale=65536.0] and bf16 out: what makes them" in made.sentences[-1]
+
+
+def test_an_arm_whose_overrides_no_label_can_say_is_left_out_of_the_benchmark(tmp_path):
+    odd = runs("fp16[fp32_modules=a]", words=["++precision.fp32_modules=[a]"])
+    made = verdict(tmp_path, runs("fp32"), runs("bf16"), odd)
+    assert made.command.endswith("'arms=[fp32,bf16]' budget_s=60")
+    assert made.sentences[-1].startswith("The command leaves fp16[fp32_modules=a] out: ")
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides", "text"),
+    [
+        ("bf16", [], "bf16"),
+        ("fp16", ["precision.fp32_modules=[head,*.norm]"], "fp16[fp32_modules=head+*.norm]"),
+        ("fp16", ["precision.fp32_modules=[]", "precision.init_scale=1e+3"], "fp16[fp32_modules=,init_scale=1e+3]"),
+        ("bf16", ["precision.autocast_dtype=null"], "bf16[autocast_dtype=null]"),
+        ("fp16", ["precision.fp32_modules=[a+b]"], None),
+        ("fp16", ["+precision.init_scale=64"], None),
+        ("fp16", ["~precision.init_scale"], None),
+        ("my-arm", [], None),
+    ],
+)
+def test_the_text_of_an_arm_says_its_overrides_or_there_is_none(name, overrides, text):
+    assert arm_text(name, overrides) == text
+    if text:
+        (asked,) = arms_of(f"[{text}]", BASE).values()
+        assert asked.precision == compose([*BASE, f"precision={name}", *overrides]).precision
+
+
+def test_an_arm_without_a_completed_run_is_trained_and_not_benchmarked(tmp_path):
+    failed = runs("bf16", range(3), status="failed", reason="made up") + runs("bf16", [3], status="interrupted")
+    made = verdict(tmp_path, runs("fp32"), failed)
+    assert made.headline == NONE
+    assert made.sentences == ["bf16 has no completed run here (3 failed, 1 interrupted)."]
+    assert made.command == line("-m", "precision=fp32,bf16", "seed=0,1,2,3,4,5", "rerun=failed")
+    timed = verdict(tmp_path / "timed", runs("fp32"), failed, bf16=FASTER)
+    assert (timed.headline, timed.command) == (NONE, made.command)
+    beside = verdict(tmp_path / "beside", runs("fp32"), failed, runs("fp16"))
+    assert beside.command.endswith("'arms=[fp32,fp16]' budget_s=60")
+    assert beside.sentences[-1] == made.sentences[0]
+
+
 @pytest.mark.parametrize(
     ("spread", "said", "seeds"),
     [
@@ -272,7 +344,7 @@ def test_a_missing_reference(tmp_path):
     assert made.sentences == ["fp32, the reference arm, has no completed run here, so nothing can be compared with it."]
     assert made.command == line("-m", "precision=fp32", "seed=0,2")
     failed = verdict(tmp_path / "failed", runs("bf16", (0, 2)), runs("fp32", (0, 2), status="failed"))
-    assert failed.command == made.command
+    assert failed.command == f"{made.command} rerun=failed"
 
 
 def test_a_reference_that_diverged_is_no_question_of_precision(tmp_path):

@@ -5,8 +5,9 @@ import pytest
 from made_up import H100, V100, benchmark, put, put_benchmark, result
 from precision_lab.report.compare import compare
 from precision_lab.report.read import read
-from precision_lab.report.warnings import WARNINGS, ranges, warnings_of
+from precision_lab.report.warnings import OF_A_BENCHMARK, WARNINGS, ranges, warnings_of
 
+RULES = WARNINGS + OF_A_BENCHMARK
 SEEDS = range(6)
 FASTER = (1.5, 1.48, 1.52)
 HELD_DOWN = {
@@ -41,6 +42,11 @@ def bf16(arm, seed):
 
 def last(arm, seed):
     return arm == "bf16" and seed == 5
+
+
+def skipping(made):
+    made["arms"]["bf16"]["skipped_steps"] = 3
+    return made
 
 
 CASES = {
@@ -103,12 +109,20 @@ CASES = {
     "timed_in_turn": (lambda: sound(), "Arms were timed one after the other and not in alternation"),
     "benchmark_floor": (
         lambda: [*sound(), benchmark(H100, floor=(1.02, 1.01, 1.03), bf16=FASTER)],
-        "in it the reference arm timed against itself came out as 1.020 [1.010, 1.030], which leaves 1 out.",
+        "the reference arm timed against itself left 1 out (computing alone 1.020 [1.010, 1.030]).",
     ),
     "benchmark_disturbed": (
         lambda: [*sound(), benchmark(H100, bf16=FASTER) | {"conditions": HELD_DOWN}],
-        "While the newest benchmark ran: Others kept 4.5 of 8 cores busy. The GPU's clocks were held down: "
+        "While arms were timed: Others kept 4.5 of 8 cores busy. The GPU's clocks were held down: "
         "SwPowerCap. Other processes were on the GPU: 77.",
+    ),
+    "benchmark_skipped": (
+        lambda: [*sound(), skipping(benchmark(H100, bf16=FASTER))],
+        "Steps were skipped in timed blocks, and a skipped step may be cheaper: bf16 3.",
+    ),
+    "benchmark_unsettled": (
+        lambda: [*sound(), benchmark(H100, bf16=FASTER) | {"warm_up_capped": 6}],
+        "In 6 of 10 sittings the step time had not settled when the warm-up ended.",
     ),
     "benchmark_versions": (
         lambda: [*sound(), benchmark(H100, bf16=FASTER) | {"versions": {"python": "3.12.1", "torch": "2.11.0"}}],
@@ -118,9 +132,9 @@ CASES = {
 
 
 def test_the_list_has_a_test_for_each_and_one_text_each():
-    codes = [warning.code for warning in WARNINGS]
+    codes = [warning.code for warning in RULES]
     assert sorted(codes) == sorted(CASES)
-    assert len({warning.text for warning in WARNINGS}) == len(codes) == len(set(codes))
+    assert len({warning.text for warning in RULES}) == len(codes) == len(set(codes))
 
 
 @pytest.mark.parametrize("code", CASES)

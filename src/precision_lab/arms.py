@@ -64,6 +64,24 @@ def _overrides_of(label: str) -> list[str]:
     return words
 
 
+def arm_text(name: str, overrides: list[str]) -> str | None:
+    """`fp16` and `precision.fp32_modules=[head,*.norm]` -> `fp16[fp32_modules=head+*.norm]`, as arms_of takes it.
+
+    None where a text cannot say it, as of an override with a plus or a name with a dash.
+    """
+    changes = []
+    for word in overrides:
+        key, _, value = word.removeprefix("precision.").partition("=")
+        listed = value.startswith("[") and value.endswith("]")
+        changes.append(f"{key}={value[1:-1].replace(',', '+') if listed else value}")
+    text = name + (f"[{','.join(changes)}]" if changes else "")
+    try:
+        says = _overrides_of(text) if _split(text) == [text] else []
+    except InputError:
+        return None
+    return text if says == [f"precision={name}", *overrides] else None
+
+
 def own_settings(words: list[str], schema: type[Settings], file: str) -> tuple[Settings, list[str]]:
     """What `words` set of a script's own settings, on top of conf/<file>; and the other words, for train.py's.
 

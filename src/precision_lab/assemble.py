@@ -69,15 +69,15 @@ def resolve(asked: Config) -> Resolved:
     return Resolved(asked, device, support, emulated, notes)
 
 
-def assemble(resolved: Resolved) -> Assembly:
-    """Build the workload and prove the arm's label. Raises InputError, or LabelError from the proof."""
+def assemble(resolved: Resolved, workload: Workload | None = None) -> Assembly:
+    """Build the workload, if there is none, and prove the arm's label. InputError, or LabelError from the proof."""
     asked, device = resolved.asked, resolved.device
     notes = [_emulation_note(name, device) for name in resolved.emulated]
     policy = Policy(asked.precision, device)
     flags = policy.apply_backends()
     proof = policy.prove()
     place = place_on(device, asked.device.channels_last)
-    workload = build_workload(asked)
+    workload = workload or build_workload(asked)
     steps = _total_steps(asked.trainer, len(workload.data.train))
     return Assembly(asked, policy, workload, place, flags, proof, steps, notes)
 

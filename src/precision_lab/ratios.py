@@ -58,8 +58,10 @@ def ratio_of(sittings: Sequence[Sequence[float]], confidence: float = 0.95) -> R
     The interval is a percentile bootstrap over pairs that draws whole sittings (the clustered bootstrap, Davison and
     Hinkley 1997, section 3.8). With S sittings such an interval is too narrow by about sqrt(S / (S - 1)) and by the
     normal quantile over Student's, so its ends are moved away from the estimate by both. Of one sitting the pairs are
-    drawn, and the spread between sittings is not in the interval.
+    drawn, and the spread between sittings is not in the interval. ValueError for less than two pairs.
     """
+    if sum(map(len, sittings)) < 2:
+        raise ValueError("one pair has no interval")
     if len(sittings) == 1:
         sittings = [[pair] for pair in sittings[0]]
     logs = numpy.concatenate([numpy.asarray(sitting, dtype=float) for sitting in sittings])
@@ -84,8 +86,6 @@ def _weighted_medians(ordered: numpy.ndarray, weights: numpy.ndarray) -> numpy.n
 
 
 def _stretch(sittings: int, confidence: float) -> float:
-    if sittings == 1:
-        return math.inf
     from scipy.special import ndtri, stdtrit  # costs half a second, and is needed only here
 
     tail = (1 + confidence) / 2

@@ -24,8 +24,9 @@ from precision_lab.meter import timer
 WARM_STEPS, LATER_WARM_STEPS, WARM_SHARE, WARM_TURNS = 10, 4, 0.9, 10
 STAGED_BATCHES, STAGED_BYTES = 16, 2**28
 CLOCK_SHARE = 1e-3  # of a block, that reading the clock may cost
-LONG_STEP_S = 0.05  # a block of one such step needs no lead-in
-SHORT_BLOCK = 5  # steps of a block, where the clock asks for no more
+LONG_STEP_S = 0.05
+# Steps of a block, where the clock asks for no more. At least two: the host loads data while the device computes.
+SHORT_BLOCK, LEAST_BLOCK = 5, 2
 
 
 class Contestant:
@@ -55,6 +56,7 @@ class Contestant:
         hardware.synchronize(self._device)  # once a block: the marks lie in the device's stream
         _, _, skipped = self._trainer.window.read()
         self.skipped_steps = int(skipped.sum())  # of the last call
+        self._policy.check_float32_modules()
         return [self._elapsed_ms(a, b) / 1e3 for a, b in pairwise(marks)]
 
     def _step(self, batches: Iterator[Any]) -> None:
@@ -97,8 +99,8 @@ def clock_cost(device: torch.device) -> float:
 
 
 def steps_of_a_block(step_s: float, cost_s: float) -> int:
-    """As few steps as the clock's cost allows: blocks that lie close together share the machine's noise."""
-    usual = 1 if step_s >= LONG_STEP_S else SHORT_BLOCK
+    """As few steps as the clock's cost allows, by the fastest arm: blocks close together share the machine's noise."""
+    usual = LEAST_BLOCK if step_s >= LONG_STEP_S else SHORT_BLOCK
     return max(usual, math.ceil(cost_s / (CLOCK_SHARE * step_s)))
 
 
@@ -118,7 +120,7 @@ def warm_up(contestants: list[Contestant], ring: "Ring", until: float, first: bo
         steady = turn > 0 and all(known[-1] >= WARM_SHARE * known[-2] for known in medians)
         if steady and not skipped:
             return True
-        if turn > 0 and time.monotonic() > until:
+        if time.monotonic() > until:
             break
     return False
 

@@ -49,7 +49,9 @@ class Gpu:
         nvml = self._nvml
         if nvml is None:
             return {"gpu": f"not measured: {self.why_not}"}
-        mine, others = os.getpid(), self._ask("nvmlDeviceGetComputeRunningProcesses") or []
+        pids = [one.pid for one in self._ask("nvmlDeviceGetComputeRunningProcesses") or []]
+        # In a container NVML gives the host's numbers: where this process is not among them, nobody can be told apart.
+        others = [pid for pid in pids if pid != os.getpid()] if os.getpid() in pids else None
         milliwatts = {
             "power_w": self._ask("nvmlDeviceGetPowerUsage"),
             "power_limit_w": self._ask("nvmlDeviceGetEnforcedPowerLimit"),
@@ -60,7 +62,7 @@ class Gpu:
             "temperature_c": self._ask("nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU),
             **{name: None if value is None else value / 1e3 for name, value in milliwatts.items()},
             "throttled_by": self._throttle_reasons(),
-            "other_processes": [one.pid for one in others if one.pid != mine][:MOST_PROCESSES],
+            "other_processes": others and others[:MOST_PROCESSES],
         }
 
     def _throttle_reasons(self) -> list[str] | None:

@@ -4,7 +4,6 @@ Each arm's blocks are paired with the reference arm's of the same round. A secon
 its ratio to the first is the noise floor, and where its interval leaves 1 out, nothing that was measured is trusted.
 """
 
-import statistics
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
@@ -24,7 +23,7 @@ from precision_lab.ratios import Ratio, ratio_of
 
 SCHEMA_VERSION = 1
 AGAIN = "again"  # the reference arm's second copy is `fp32 again`
-LEAST_SITTINGS, LEAST_PAIRS = 5, 20
+LEAST_SITTINGS, LEAST_PAIRS = 3, 20
 SETTLED_SITTINGS = 10  # before which intervals may be narrow by chance
 # Of the noise floor's interval: one in twenty of 95 % would leave 1 out by chance, and a verdict with it.
 FLOOR_CONFIDENCE = 0.99
@@ -36,50 +35,56 @@ class Measured:
     """What the sittings gave: seconds a step, by column, sitting and round."""
 
     reference: str
-    asked: dict[str, Config]  # by arm, without those that do not fit
+    asked: dict[str, Config]  # by arm
     sittings: list[dict[Column, list[float]]] = field(default_factory=list)
     notes: Notes = field(default_factory=Notes)
     stopped_by: str = ""  # width | budget | interrupted
     seconds: float = 0.0
     apart: bool = False  # in processes that took turns
     without: dict[str, str] = field(default_factory=dict)  # arms that were not timed, and why
-    joules_per_step: dict[str, float] = field(default_factory=dict)
+    during: list[dict[str, Any]] = field(default_factory=list)  # how the GPU stood when a sitting ended
 
     @property
     def columns(self) -> list[Column]:
         return list(self.sittings[-1]) if self.sittings else []
 
+    @property
+    def pairs(self) -> int:
+        """How many rounds there were."""
+        return sum(len(next(iter(sitting.values()))) for sitting in self.sittings)
+
     def ratios(self) -> dict[Column, Ratio]:
         """Of every column beside the reference arm's of its kind; the noise floor's at FLOOR_CONFIDENCE."""
-        floor = {True: FLOOR_CONFIDENCE, False: 0.95}
         others = [column for column in self.columns if column.arm != self.reference]
-        return {column: self.ratio(column, floor[column.arm == again(self.reference)]) for column in others}
+        return {column: self.ratio(column, self._confidence(column)) for column in others}
 
-    def ratio(self, column: Column, confidence: float = 0.95) -> Ratio:
-        """Of one column beside the reference arm's of its kind."""
-        base = replace(column, arm=self.reference)
-        whole = [sitting for sitting in self.sittings if column in sitting]
+    def _confidence(self, column: Column) -> float:
+        return FLOOR_CONFIDENCE if column.arm == again(self.reference) else 0.95
+
+    def ratio(self, column: Column, confidence: float = 0.95, base: Column | None = None) -> Ratio:
+        """Of one column beside another, the reference arm's of its kind unless told otherwise."""
+        base = base or replace(column, arm=self.reference)
+        whole = [sitting for sitting in self.sittings if column in sitting and base in sitting]
         return ratio_of([numpy.log(sitting[base]) - numpy.log(sitting[column]) for sitting in whole], confidence)
 
-    def data_share(self, arm: str) -> float | None:
-        """Share of a step with the loader that computing does not hide: 1 - computing alone / whole, the median."""
-        whole, computing = Column(arm, with_data=True), Column(arm)
-        pairs = [
-            pair
-            for sitting in self.sittings
-            if whole in sitting
-            for pair in zip(sitting[computing], sitting[whole], strict=True)
-        ]
-        return max(0.0, statistics.median(1 - alone / both for alone, both in pairs)) if pairs else None
+    def data_share(self, column: Column) -> dict[str, float] | None:
+        """Share of a step with the loader that computing does not hide, 1 - computing / whole, and its interval."""
+        whole = replace(column, with_data=True)
+        if whole not in self.columns:
+            return None
+        hidden = self.ratio(whole, base=replace(column, with_data=False))  # computing / whole
+        shares = {"value": hidden.value, "low": hidden.high, "high": hidden.low}
+        return {end: max(0.0, 1 - value) for end, value in shares.items()}
 
     def resolved(self, half_width: float) -> bool:
         """Whether every 95 % interval is narrow enough, and the noise floor holds 1."""
-        if len(self.sittings) < SETTLED_SITTINGS:
+        if len(self.sittings) < SETTLED_SITTINGS or self.pairs < LEAST_PAIRS:
             return False
-        ratios = [self.ratio(column) for column in self.columns if column.arm != self.reference]
-        floor = [ratio for column, ratio in self.ratios().items() if column.arm == again(self.reference)]
-        narrow = all(ratio.pairs >= LEAST_PAIRS and ratio.half_width <= half_width for ratio in ratios)
-        return narrow and all(ratio.low <= 1 <= ratio.high for ratio in floor)
+        others = [column for column in self.columns if column.arm != self.reference]
+        if any(self.ratio(column).half_width > half_width for column in others):
+            return False
+        floor = [self.ratio(column, FLOOR_CONFIDENCE) for column in others if column.arm == again(self.reference)]
+        return all(ratio.low <= 1 <= ratio.high for ratio in floor)
 
 
 def again(reference: str) -> str:
@@ -91,33 +96,79 @@ def measure(asked: dict[str, Config], settings: BenchmarkConfig, told: Callable[
     """Time the arms and return what benchmark.json says. `told` is called when a sitting ends.
 
     The reference is one of them. InputError for an arm that this machine cannot do, or a reference arm that does not
-    fit into memory. Ctrl-C ends it with what there is; before the first sitting it is raised.
+    fit into memory. Ctrl-C ends it with what there is; before there are two pairs it is raised.
     """
     resolved = {label: resolve(one) for label, one in asked.items()}
     device = resolved[settings.reference].device
     gpu = Gpu(device)
     before = conditions(gpu)
-    ready = {label: assemble(one) for label, one in resolved.items()}
-    asked = {label: one.asked for label, one in ready.items()}
-    measured = Measured(settings.reference, asked)
-    source = take_sittings(_source(measured, ready, settings), measured, settings, told)
-    if isinstance(source, Together) and gpu.joules() is not None and measured.stopped_by != "interrupted":
-        measured.joules_per_step = source.energy(gpu.joules, ENERGY_WINDOW_S)
-    first = ready[settings.reference]
+    first = assemble(resolved[settings.reference])
+    ready = {label: assemble(one, first.workload) for label, one in resolved.items()}
+    measured = Measured(settings.reference, {label: one.asked for label, one in ready.items()})
+
+    def after_a_sitting(one: Measured) -> None:
+        if gpu.available:
+            one.during.append(gpu.state())
+        told(one)
+
+    source = take_sittings(_source(measured, ready, settings), measured, settings, after_a_sitting)
+    energy = _look(source, measured, gpu)
+    environment = environment_of(device)
     return {
         "schema": SCHEMA_VERSION,
         "name": first.asked.name,
         "experiment_signature": experiment_signature(first.asked),
         "data_hash": first.workload.data.hash,
-        **{key: environment_of(device)[key] for key in ("fingerprint", "host", "versions", "git")},
+        **{key: environment[key] for key in ("fingerprint", "host", "versions", "git")},
         "support": resolved[settings.reference].support,
         "finished": time.time(),
         "settings": as_values(settings),
-        "conditions": {"start": before, "end": conditions(gpu)},
-        "energy": "from the device's counter" if measured.joules_per_step else f"not measured: {gpu.why_not}",
+        "conditions": {"start": before, "during": _worst(measured.during), "end": conditions(gpu)},
+        "energy": energy,
         **_summary(measured),
         "config": as_values(first.asked),
     }
+
+
+def _worst(states: list[dict[str, Any]]) -> dict[str, Any]:
+    """Of the states at the sittings' ends: every reason to hold the clocks down, the lowest clock, the highest heat."""
+
+    def known(key: str) -> list[Any]:
+        return [state[key] for state in states if state.get(key) is not None]
+
+    return {
+        "throttled_by": sorted({reason for reasons in known("throttled_by") for reason in reasons}),
+        "sm_clock_mhz": min(known("sm_clock_mhz"), default=None),
+        "temperature_c": max(known("temperature_c"), default=None),
+        "power_w": max(known("power_w"), default=None),
+        "other_processes": sorted({pid for pids in known("other_processes") for pid in pids}),
+    }
+
+
+def _look(source: Together | Apart, measured: Measured, gpu: Gpu) -> str:
+    """What a GPU is asked once all is timed; returns what is known of the energy, or why it is not."""
+    if gpu.why_not.startswith("no CUDA"):
+        return f"not measured: {gpu.why_not}"
+    if measured.stopped_by == "interrupted" or isinstance(source, Apart):
+        return (
+            "not measured: interrupted" if measured.stopped_by == "interrupted" else "not measured: arms in processes"
+        )
+    counter = gpu.joules if gpu.joules() is not None else None
+    typical = {
+        column: float(numpy.median(numpy.concatenate([sitting[column] for sitting in measured.sittings])))
+        for column in measured.columns
+        if not column.with_data and column.arm != again(measured.reference)
+    }
+    try:
+        source.look(
+            {replace(column, with_data=False): step_s for column, step_s in typical.items()}, counter, ENERGY_WINDOW_S
+        )
+    except (KeyboardInterrupt, RuntimeError) as error:  # what was timed stands
+        measured.notes.joules_a_step.clear()
+        return f"not measured: {str(error).split(chr(10))[0] or 'interrupted'}"
+    if counter:
+        return "from the device's counter"
+    return f"not measured: {gpu.why_not or 'this device has no energy counter'}"
 
 
 def take_sittings(
@@ -129,16 +180,18 @@ def take_sittings(
         while not measured.stopped_by:
             source = _sit(source, measured, settings, began)
             measured.seconds = time.monotonic() - began
-            told(measured)
+            if measured.pairs > 1:
+                told(measured)
     except KeyboardInterrupt:
-        if not measured.sittings:
+        if measured.pairs < 2:
             raise
         measured.stopped_by = "interrupted"
     return source
 
 
 def _source(measured: Measured, ready: dict[str, Assembly], settings: BenchmarkConfig) -> Together | Apart:
-    kinds = (False, True) if settings.compiled else (False,)
+    own = ready[measured.reference].asked.device.compile
+    kinds = (own,) if own or not settings.compiled else (False, True)
     copy = {again(measured.reference): ready[measured.reference]}
     measured.apart = settings.processes is True
     if not measured.apart:
@@ -154,7 +207,7 @@ def _source(measured: Measured, ready: dict[str, Assembly], settings: BenchmarkC
 
 def _sit(source: Together | Apart, measured: Measured, settings: BenchmarkConfig, began: float) -> Together | Apart:
     """One more sitting, and whether it was the last; from arms in one process to processes where they do not fit."""
-    until = began + settings.budget_s
+    until, no_room = began + settings.budget_s, False
     try:
         measured.sittings.append(source.sit(until))
     except OutOfMemory as error:
@@ -172,6 +225,8 @@ def _sit(source: Together | Apart, measured: Measured, settings: BenchmarkConfig
             raise InputError(
                 "The arms do not fit into memory together; set processes=null, or a smaller trainer.batch_size."
             ) from error
+        no_room = True
+    if no_room:  # out here nothing holds the models any more
         source = source.apart()
         measured.sittings.clear()
         measured.notes, measured.apart = source.notes, True
@@ -183,19 +238,18 @@ def _sit(source: Together | Apart, measured: Measured, settings: BenchmarkConfig
 
 
 def _summary(measured: Measured) -> dict[str, Any]:
-    notes, ratios = measured.notes, measured.ratios()
-    copy = again(measured.reference)
+    notes = measured.notes
+    own = next(iter(measured.asked.values())).device.compile
     arms = {}
     for label, asked in measured.asked.items():
-        plan = asked.trainer
-        joules = measured.joules_per_step.get(label)
+        samples = asked.trainer.batch_size * asked.trainer.accumulation
         arms[label] = {
             "precision": as_values(asked.precision),
             "without": measured.without.get(label),
-            "data_share": measured.data_share(label),
+            "data_share": measured.data_share(Column(label, own)),
             "skipped_steps": notes.skipped_steps.get(label),
             "compile_s": notes.compile_s.get(label),
-            "joules_per_sample": joules and joules / (plan.batch_size * plan.accumulation),
+            "joules_per_sample": [joules / samples for joules in notes.joules_a_step.get(label, [])],
         }
     return {
         "reference": measured.reference,
@@ -205,25 +259,28 @@ def _summary(measured: Measured) -> dict[str, Any]:
         "in_processes": measured.apart,
         "warm_up_capped": notes.not_steady,
         "arms": arms,
-        "columns": [
-            {
-                "arm": measured.reference if column.arm == copy else column.arm,
-                "again": column.arm == copy,
-                "compiled": column.compiled,
-                "with_data": column.with_data,
-                **_step_ms([seconds for sitting in measured.sittings for seconds in sitting.get(column, [])]),
-                "steps_of_a_block": notes.steps_of_a_block[column],
-                "busy_share": notes.busy_share.get(column),
-                "ratio": asdict(ratios[column]) if column in ratios else None,
-                "seconds_a_step": [
-                    [float(f"{s:.6g}") for s in sitting.get(column, [])] for sitting in measured.sittings
-                ],
-            }
-            for column in measured.columns
-        ],
+        "columns": [_of_column(measured, column) for column in measured.columns],
     }
 
 
-def _step_ms(seconds: list[float]) -> dict[str, float]:
-    low, median, high = numpy.quantile(seconds, (0.25, 0.5, 0.75)) * 1e3
-    return {"step_ms": float(median), "step_ms_p25": float(low), "step_ms_p75": float(high)}
+def _of_column(measured: Measured, column: Column) -> dict[str, Any]:
+    notes, copy = measured.notes, column.arm == again(measured.reference)
+    rounds = [sitting.get(column, []) for sitting in measured.sittings]
+    low, median, high = numpy.quantile(numpy.concatenate(rounds), (0.25, 0.5, 0.75)) * 1e3
+    eager = replace(column, compiled=False)
+    beside_eager = column.compiled and eager in measured.columns
+    ratio = None if column.arm == measured.reference else measured.ratio(column, measured._confidence(column))
+    return {
+        "arm": measured.reference if copy else column.arm,
+        "again": copy,
+        "compiled": column.compiled,
+        "with_data": column.with_data,
+        "step_ms": float(median),
+        "step_ms_p25": float(low),
+        "step_ms_p75": float(high),
+        "steps_of_a_block": notes.steps_of_a_block[column.with_data],
+        "busy_share": notes.busy_share.get(column),
+        "ratio": ratio and asdict(ratio),
+        "over_eager": asdict(measured.ratio(column, base=eager)) if beside_eager else None,
+        "seconds_a_step": [[float(f"{seconds:.6g}") for seconds in one] for one in rounds],
+    }

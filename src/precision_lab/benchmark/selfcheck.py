@@ -52,7 +52,7 @@ class Checked:
         found = all(
             self.found(share) >= math.floor(needed * len(self.seconds)) for share, needed in FOUND_AT_LEAST.items()
         )
-        return found and self.false_calls <= self.false_calls_allowed
+        return bool(self.copies) and found and self.false_calls <= self.false_calls_allowed
 
     def found(self, share: float) -> int:
         """Delays of that share that were called slower."""
@@ -113,7 +113,7 @@ def self_check(asked: Config, tries: int, settings: BenchmarkConfig, told: Calla
         measured = Measured(reference, dict.fromkeys(labels, ready.asked))
         take_sittings(_Trial(dict.fromkeys(labels, ready), False, (False,)), measured, settings, lambda _: None)
         if measured.stopped_by == "interrupted":
-            break
+            raise KeyboardInterrupt
         ratios = {label: measured.ratio(Column(label)) for label in labels[1:]}
         floor = measured.ratios()[Column(again(reference))]
         checked.copies += [ratios[copy] for copy in copies]

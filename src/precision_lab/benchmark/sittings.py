@@ -26,7 +26,7 @@ from precision_lab.errors import InputError
 
 LEAST_ROUNDS = 4  # of a sitting
 APART_S = 3.0  # seconds of rounds in a process of its own, which takes longer to start
-PROFILED_STEPS = 5
+LOOKED_AT_STEPS = 5
 
 
 @dataclass(frozen=True)
@@ -37,21 +37,17 @@ class Column:
     compiled: bool = False
     with_data: bool = False
 
-    @property
-    def plain(self) -> bool:
-        """Computing alone, eager."""
-        return not (self.compiled or self.with_data)
-
 
 @dataclass
 class Notes:
     """What the sittings found beside the times."""
 
-    steps_of_a_block: dict[Column, int] = field(default_factory=dict)
+    steps_of_a_block: dict[bool, int] = field(default_factory=dict)  # with data or without: equal for all arms
     not_steady: int = 0  # warm-ups that hit their cap
     skipped_steps: dict[str, int] = field(default_factory=dict)  # in timed blocks, by arm
     compile_s: dict[str, float] = field(default_factory=dict)  # of the first compilation, with its step
     busy_share: dict[Column, float] = field(default_factory=dict)
+    joules_a_step: dict[str, list[float]] = field(default_factory=dict)  # by arm, of each window
 
     def add_skipped(self, arm: str, steps: int) -> None:
         self.skipped_steps[arm] = self.skipped_steps.get(arm, 0) + steps
@@ -79,13 +75,13 @@ class Together:
         if self._first.policy.device.type != "cpu" or available is None:
             return True
         before = _peak_resident()
-        Contestant(self._first, compiled=False).steps(self._ring.from_step(0), 2)
+        Contestant(self._first, compiled=False).steps(self._ring.from_step(0), 2)  # to compile takes long
         return (_peak_resident() - before) * len(self._ready) * len(self._kinds) < available
 
     def sit(self, until: float, seconds: float = 0.0) -> dict[Column, list[float]]:
         """Build, warm up, and take rounds for as long as that took, or `seconds`; each column's times.
 
-        LEAST_ROUNDS at least, and no more where the time `until` is over. A model that was just built differs from
+        LEAST_ROUNDS at least; one where the time `until` is over. A model that was just built differs from
         its like by more than the rounds of one sitting do, so many short sittings tell more than few long ones.
         """
         began = time.monotonic()
@@ -95,32 +91,37 @@ class Together:
         self.notes.not_steady += not blocks.warm_up(list(built.values()), self._ring, until, first)
         kinds_of_data = (False, True) if self._data else (False,)
         columns = [Column(arm, kind, data) for kind in self._kinds for arm in self._ready for data in kinds_of_data]
-        self._choose_blocks(built, columns)
+        self._choose_blocks(built)
         times: dict[Column, list[float]] = {column: [] for column in columns}
         ready = time.monotonic()
         ends = min(ready + max(seconds, ready - began), until)
         done = 0
-        while done < LEAST_ROUNDS or time.monotonic() < ends:
+        while not done or time.monotonic() < ends or (done < LEAST_ROUNDS and time.monotonic() < until):
             for column in in_turn(columns, self._rounds):
                 times[column].append(self._block(built[column.arm, column.compiled], column))
             self._rounds += 1
             done += 1
-        if not self.notes.busy_share:
-            self._profile(built, times)
         return times
 
-    def energy(self, joules: Callable[[], float], window_s: float) -> dict[str, float]:
-        """Joules a step by arm: two windows of at least `window_s` each, in the order ABBA, by a counter in joules."""
-        built = {arm: contestant for (arm, compiled), contestant in self._build().items() if not compiled}
+    def look(self, step_s: dict[Column, float], joules: Callable[[], float] | None, window_s: float) -> None:
+        """On CUDA, once all is timed: which share of a step kernels run, and joules a step by a counter in joules.
+
+        Two windows of at least `window_s` for each arm, in the order ABBA. Profiler and energy are of the reference
+        arm's first copy alone.
+        """
+        built = {key: contestant for key, contestant in self._build().items() if Column(*key) in step_s}
         blocks.warm_up(list(built.values()), self._ring, float("inf"), first=False)
-        spent, taken = dict.fromkeys(built, 0.0), dict.fromkeys(built, 0)
-        for arm in [*built, *reversed(built)]:
-            before, began = joules(), time.monotonic()
-            while time.monotonic() - began < window_s:
-                built[arm].steps(self._ring.from_step(0), PROFILED_STEPS)  # ends when the device has done them
-                taken[arm] += PROFILED_STEPS
-            spent[arm] += joules() - before
-        return {arm: spent[arm] / taken[arm] for arm in built}
+        for key, contestant in built.items():
+            share = contestant.busy_share(self._ring.from_step(0), LOOKED_AT_STEPS, step_s[Column(*key)])
+            if share is not None:
+                self.notes.busy_share[Column(*key)] = share
+        eager = [(arm, contestant) for (arm, compiled), contestant in built.items() if compiled == self._kinds[0]]
+        for arm, contestant in [*eager, *reversed(eager)] if joules else []:
+            taken, before, began = 0, joules(), time.monotonic()
+            while not taken or time.monotonic() - began < window_s:
+                contestant.steps(self._ring.from_step(0), LOOKED_AT_STEPS)  # ends when the device has done them
+                taken += LOOKED_AT_STEPS
+            self.notes.joules_a_step.setdefault(arm, []).append((joules() - before) / taken)
 
     def apart(self) -> "Apart":
         """The same arms, a process each, once what is held here is let go."""
@@ -139,31 +140,24 @@ class Together:
                     self.notes.compile_s.setdefault(arm, one.steps(self._ring.from_step(0), 1)[0])
         return built
 
-    def _choose_blocks(self, built: dict[tuple[str, bool], Contestant], columns: list[Column]) -> None:
-        """Once, so that all sittings are alike."""
-        for column in columns:
-            if column in self.notes.steps_of_a_block:
-                continue
-            step_s = statistics.median(built[column.arm, column.compiled].steps(self._ring.from_step(0), 3))
-            steps = blocks.steps_of_a_block(step_s, self._cost_s)
-            # so many that the batches which the loader holds ready are few among them
-            self.notes.steps_of_a_block[column] = max(steps, 4 * self._prefetched if column.with_data else 0)
+    def _choose_blocks(self, built: dict[tuple[str, bool], Contestant]) -> None:
+        """Once, by the fastest: all sittings are alike, and so are all arms."""
+        if self.notes.steps_of_a_block:
+            return
+        fastest = min(statistics.median(one.steps(self._ring.from_step(0), 3)) for one in built.values())
+        steps = blocks.steps_of_a_block(fastest, self._cost_s)
+        # so many that the batches which the loader holds ready are few among them
+        self.notes.steps_of_a_block = {False: steps, True: max(steps, 4 * self._prefetched)}
 
     def _block(self, contestant: Contestant, column: Column) -> float:
         """Seconds a step of one block."""
-        steps = self.notes.steps_of_a_block[column]
-        lead_in = max(int(steps > 1), self._prefetched if column.with_data else 0)
+        steps = self.notes.steps_of_a_block[column.with_data]
+        # Meanwhile workers load again what the block before took from them, and then take no core from what is timed.
+        lead_in = max(1, self._prefetched)
         batches = self._loader if column.with_data else self._ring.from_step(self._rounds)
         seconds = contestant.steps(batches, steps, lead_in)
         self.notes.add_skipped(column.arm, contestant.skipped_steps)
         return self._typical(seconds)
-
-    def _profile(self, built: dict[tuple[str, bool], Contestant], times: dict[Column, list[float]]) -> None:
-        for (arm, compiled), contestant in built.items():
-            column = Column(arm, compiled)
-            share = contestant.busy_share(self._ring.from_step(0), PROFILED_STEPS, statistics.median(times[column]))
-            if share is not None:
-                self.notes.busy_share[column] = share
 
 
 class OutOfMemory(Exception):
@@ -193,8 +187,8 @@ class Apart:
             for arm in in_turn(list(self._asked), self._rounds):
                 told = self._alone(arm, compiled)
                 for with_data, step_s, steps in told["columns"]:
-                    column = Column(arm, compiled, with_data)
-                    times[column], self.notes.steps_of_a_block[column] = [step_s], steps
+                    times[Column(arm, compiled, with_data)] = [step_s]
+                    self.notes.steps_of_a_block[with_data] = steps
                 self.notes.not_steady += told["not_steady"]
                 self.notes.add_skipped(arm, told["skipped_steps"])
                 if compiled:
@@ -243,7 +237,7 @@ def _block_alone() -> None:
     notes = alone.notes
     told = {
         "columns": [
-            (column.with_data, statistics.median(seconds), notes.steps_of_a_block[column])
+            (column.with_data, statistics.median(seconds), notes.steps_of_a_block[column.with_data])
             for column, seconds in times.items()
         ],
         "not_steady": notes.not_steady,

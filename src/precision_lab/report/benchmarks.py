@@ -5,6 +5,7 @@ import math
 import os
 from dataclasses import dataclass
 from functools import cached_property
+from statistics import fmean
 from typing import Any
 
 from precision_lab.open_sets import label
@@ -27,9 +28,9 @@ _NEEDED = {
 class Timing:
     """What a benchmark says of an arm beside the reference arm, timed in alternation. Ratios above 1: faster."""
 
-    ratio: Ratio  # of computing alone
-    end_to_end: Ratio | None = None  # with the data loader
-    compiled: Ratio | None = None  # of both arms compiled, computing alone
+    ratio: Ratio  # of computing alone, as the experiment's runs do: compiled, if these are
+    end_to_end: Ratio | None = None  # with the data loader; None where that was not timed
+    compiled: Ratio | None = None  # of both arms compiled beside an eager experiment, computing alone
     data_share: float | None = None  # of the arm's step that data takes and computing does not hide
     busy_share: float | None = None  # of the arm's step in which a kernel runs on the GPU
     joules_per_sample: float | None = None
@@ -49,21 +50,20 @@ class Benchmark:
         self.fingerprint: dict[str, Any] = told["fingerprint"]
         self.finished: float = told["finished"]
         self.reference: str = told["reference"]
+        self.compiled: bool = told["config"]["device"]["compile"]  # of the runs that it stands beside
         self.name: str = told["name"] or f"{label(told['config']['model'])} on {label(told['config']['dataset'])}"
 
     def __getitem__(self, key: str) -> Any:
         return self.told[key]
 
-    def ratio(self, arm: str, compiled: bool = False, with_data: bool = False, again: bool = False) -> Ratio | None:
-        """The arm's ratio to the reference arm; of `again`, the reference arm's second copy, the noise floor."""
-        column = self.column(arm, compiled, with_data, again)
+    def ratio(self, arm: str, compiled: bool | None = None, with_data: bool = False) -> Ratio | None:
+        """The arm's ratio to the reference arm, by steps such as the runs' own unless told otherwise."""
+        column = self.column(arm, compiled, with_data)
         return Ratio(**column["ratio"]) if column and column["ratio"] else None
 
-    def column(
-        self, arm: str, compiled: bool = False, with_data: bool = False, again: bool = False
-    ) -> dict[str, Any] | None:
+    def column(self, arm: str, compiled: bool | None = None, with_data: bool = False) -> dict[str, Any] | None:
         """What was measured of one kind of step."""
-        wanted = (arm, compiled, with_data, again)
+        wanted = (arm, self.compiled if compiled is None else compiled, with_data, False)
         kinds = ("arm", "compiled", "with_data", "again")
         return next((one for one in self["columns"] if tuple(one[kind] for kind in kinds) == wanted), None)
 
@@ -73,47 +73,58 @@ class Benchmark:
         copies = [one for one in self["columns"] if one["again"] and one["ratio"]]
         return {(one["compiled"], one["with_data"]): Ratio(**one["ratio"]) for one in copies}
 
-    def trusted(self, compiled: bool = False, with_data: bool = False) -> bool:
-        """Whether the reference arm's ratio to itself holds 1."""
+    def trusted(self, compiled: bool, with_data: bool) -> bool:
+        """Whether the reference arm's ratio to itself holds 1 in steps of that kind."""
         floor = self.floor.get((compiled, with_data))
         return floor is not None and floor.low <= 1 <= floor.high
+
+    @property
+    def untrusted(self) -> dict[tuple[bool, bool], Ratio]:
+        """The floors that leave 1 out."""
+        return {kind: ratio for kind, ratio in self.floor.items() if not self.trusted(*kind)}
 
     def label_of(self, precision: dict[str, Any]) -> str | None:
         """The arm with that precision group."""
         return next((label for label, arm in self["arms"].items() if arm["precision"] == precision), None)
 
+    def times(self, precision: dict[str, Any]) -> bool:
+        """Whether its ratio of that arm may be used."""
+        return self.timing_of(precision, self["arms"][self.reference]["precision"]) is not None
+
     def timing_of(self, precision: dict[str, Any], reference: dict[str, Any]) -> Timing | None:
-        """What it says of the arm; None where it did not time both, or is not to be trusted."""
+        """What it says of the arm; None where it did not time both, or a noise floor of such steps leaves 1 out."""
         label = self.label_of(precision)
         if label is None or self.label_of(reference) != self.reference or label == self.reference:
             return None
-        ratio = self.ratio(label) if self.trusted() else None
-        if ratio is None:
+        ratio, end_to_end = (self.ratio(label, with_data=data) for data in (False, True))
+        floors = [(self.compiled, False)] + ([(self.compiled, True)] if end_to_end else [])
+        if ratio is None or not all(self.trusted(*kind) for kind in floors):
             return None
-        column, arm = self.column(label), self["arms"][label]
-        return Timing(
-            ratio,
-            self.ratio(label, with_data=True) if self.trusted(with_data=True) else None,
-            self.ratio(label, compiled=True) if self.trusted(compiled=True) else None,
-            arm["data_share"],
-            column["busy_share"],
-            arm["joules_per_sample"],
-        )
+        arm, joules = self["arms"][label], self["arms"][label]["joules_per_sample"]
+        compiled = self.ratio(label, compiled=True) if not self.compiled and self.trusted(True, False) else None
+        share = arm["data_share"] and arm["data_share"]["value"]
+        busy = self.column(label)["busy_share"]
+        return Timing(ratio, end_to_end, compiled, share, busy, fmean(joules) if joules else None)
 
     def disturbances(self) -> list[str]:
         """Sentences on who else was on the machine, and on clocks that were held down."""
         start, end = self["conditions"]["start"], self["conditions"]["end"]
-        told = []
+        states, told = (start, self["conditions"].get("during") or {}, end), []
         busy = max(one.get("busy_cores") or 0.0 for one in (start, end))
         if busy > BUSY * (start.get("cores") or 1):
             told.append(f"Others kept {busy:.1f} of {start['cores']} cores busy.")
-        throttled = sorted({reason for one in (start, end) for reason in one.get("throttled_by") or ()})
+        throttled = sorted({reason for one in states for reason in one.get("throttled_by") or ()})
         if throttled:
             told.append(f"The GPU's clocks were held down: {', '.join(throttled)}.")
-        others = sorted({pid for one in (start, end) for pid in one.get("other_processes") or ()})
+        others = sorted({pid for one in states for pid in one.get("other_processes") or ()})
         if others:
             told.append(f"Other processes were on the GPU: {', '.join(map(str, others))}.")
         return told
+
+
+def kind_of_step(compiled: bool, with_data: bool) -> str:
+    """`compiled, end to end`."""
+    return f"{'compiled, ' if compiled else ''}{'end to end' if with_data else 'computing alone'}"
 
 
 def load(folder: str) -> tuple[Benchmark | None, str]:

@@ -156,6 +156,12 @@ class Comparison:
         return max(self.runs, key=lambda run: run.finished)
 
     @property
+    def benchmark(self) -> Benchmark | None:
+        """The newest whose ratios are used, or, where none is to be trusted, the newest."""
+        used = (one for one in self.benchmarks if any(row.timing and one.times(row.settings) for row in self.others))
+        return next(used, self.benchmarks[0] if self.benchmarks else None)
+
+    @property
     def reference(self) -> Row | None:
         """The reference arm's row; None where it is absent, or has no completed run."""
         return next((row for row in self.rows if row.is_reference), None)

@@ -4,17 +4,20 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from statistics import fmean
 from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
 from precision_lab.ratios import MARGIN, Ratio
-from precision_lab.report.benchmarks import LAUNCH_BOUND, Benchmark
+from precision_lab.report.benchmarks import LAUNCH_BOUND, Benchmark, kind_of_step
 from precision_lab.report.read import plain
 from precision_lab.report.reading import joined, machine
 from precision_lab.report.render import print_tables
+from precision_lab.report.warnings import warnings_of_benchmark
 
+WAITS = 0.02  # share of a step that data takes, below which it is not worth a sentence
 # What the verdict column may say of a ratio.
 LEGEND = (
     f"faster, slower: the whole 95 % interval lies outside 1 +- {MARGIN:.1%}; no practical difference: inside; else "
@@ -46,9 +49,9 @@ def standing(budget_s: float) -> Iterator[Callable[[Any], None]]:
     console, began = Console(), time.monotonic()
     with console.status("building and warming up") as status:
 
-        def told(measured: Any) -> None:
-            plain = {column.arm: ratio for column, ratio in measured.ratios().items() if column.plain}
-            shown = ", ".join(f"{arm} {between(ratio)}" for arm, ratio in plain.items())
+        def told(measured: Any) -> None:  # a Measured, whose module brings torch
+            alone = {column.arm: ratio for column, ratio in measured.ratios().items() if not column.with_data}
+            shown = ", ".join(f"{arm} {between(ratio)}" for arm, ratio in alone.items())
             status.update(f"{time.monotonic() - began:.0f} of at most {budget_s:.0f} s: {shown}")
 
         yield told
@@ -61,7 +64,7 @@ def show(benchmark: Benchmark, console: Console) -> None:
         console.print(Text(f"\n{caption}"))
         print_tables((header, rows), console)
     console.print(Text("\n" + "\n".join(sentences(benchmark))))
-    if cautions := [f"! {text}" for text in doubts(benchmark)]:
+    if cautions := [f"! {text}" for _, text in warnings_of_benchmark(benchmark)]:
         console.print(Text("\n" + "\n".join(cautions), style="yellow"))
     console.print(Text(f"\n{LEGEND}", style="dim"))
 
@@ -111,7 +114,8 @@ def sentences(benchmark: Benchmark) -> list[str]:
     shown = f"{steps[0]}" if len(steps) == 1 else f"{steps[0]} to {steps[-1]}"
     how = "in processes that took turns" if benchmark["in_processes"] else "in one process"
     why = _STOPPED[benchmark["stopped_by"]].format(**benchmark["settings"])
-    why = _STOPPED[benchmark["stopped_by"]].format(**benchmark["settings"])
+    if benchmark["stopped_by"] == "budget" and benchmark["seconds"] > 1.5 * benchmark["settings"]["budget_s"]:
+        why += ", which the fewest sittings that tell anything did not fit into"
     told = [
         f"On this {machine(benchmark.fingerprint)}: {pairs} pairs of blocks of {shown} steps in "
         f"{benchmark['sittings']} sittings {how}, {benchmark['seconds']:.0f} s; {why}."
@@ -129,35 +133,39 @@ def _unresolved(benchmark: Benchmark) -> str:
 
 
 def _named(column: dict[str, Any]) -> str:
-    kind = f"{'compiled, ' if column['compiled'] else ''}{'end to end' if column['with_data'] else 'computing alone'}"
-    return f"{column['arm']} {kind}"
+    return f"{column['arm']} {kind_of_step(column['compiled'], column['with_data'])}"
 
 
 def _compiled(benchmark: Benchmark) -> str:
     took = {arm: told["compile_s"] for arm, told in benchmark["arms"].items() if told["compile_s"] is not None}
     if not took:
         return ""
+    listed = joined([f"{seconds:.1f} s for {arm}" for arm, seconds in took.items()])
+    columns = {arm: benchmark.column(arm, compiled=True) for arm in took}
     gains = [
-        f"{arm} {seconds:.1f} s, for steps at {eager['step_ms'] / compiled['step_ms']:.2f} times the eager speed"
-        for arm, seconds in took.items()
-        if (eager := benchmark.column(arm)) and (compiled := benchmark.column(arm, compiled=True))
+        f"{arm} {between(Ratio(**column['over_eager']))}"
+        for arm, column in columns.items()
+        if column and column["over_eager"]
     ]
-    return f"Compiling took {joined(gains)}."
+    speed = f" Its steps ran at these multiples of the eager speed: {joined(gains)}." if gains else ""
+    return f"The first compilation took {listed}, in the order of this process and with caches as found.{speed}"
 
 
 def _waits(benchmark: Benchmark) -> str:
-    shares = {arm: told["data_share"] for arm, told in benchmark["arms"].items() if (told["data_share"] or 0) >= 0.05}
-    if not shares:
-        return ""
-    listed = joined([f"{share:.0%} of {arm}'s step" for arm, share in shares.items()])
-    return f"Loading data takes {listed}, which no precision makes faster."
+    shares = {arm: told["data_share"] for arm, told in benchmark["arms"].items() if told["data_share"]}
+    listed = [
+        f"{share['value']:.0%} [{share['low']:.0%}, {share['high']:.0%}] of {arm}'s step"
+        for arm, share in shares.items()
+        if share["low"] >= WAITS
+    ]
+    return f"Loading data takes {joined(listed)}, which no precision makes faster." if listed else ""
 
 
 def _launch_bound(benchmark: Benchmark) -> str:
     shares = {
         one["arm"]: one["busy_share"]
         for one in benchmark["columns"]
-        if one["busy_share"] is not None and not (one["again"] or one["compiled"] or one["with_data"])
+        if one["busy_share"] is not None and one["compiled"] == benchmark.compiled
     }
     if not shares:
         return ""
@@ -173,29 +181,8 @@ def _launch_bound(benchmark: Benchmark) -> str:
 
 
 def _energy(benchmark: Benchmark) -> str:
-    joules = {arm: told["joules_per_sample"] for arm, told in benchmark["arms"].items() if told["joules_per_sample"]}
-    if not joules:
+    windows = {arm: told["joules_per_sample"] for arm, told in benchmark["arms"].items() if told["joules_per_sample"]}
+    if not windows:
         return f"Energy: {benchmark['energy']}."
-    return f"Energy: {joined([f'{value:.3g} J a sample for {arm}' for arm, value in joules.items()])}."
-
-
-def doubts(benchmark: Benchmark) -> list[str]:
-    """What makes these figures less than they seem."""
-    told = []
-    for (compiled, with_data), floor in benchmark.floor.items():
-        if not benchmark.trusted(compiled, with_data):
-            kind = _named({"arm": "steps", "compiled": compiled, "with_data": with_data})
-            told.append(
-                f"No verdict on {kind}: the reference arm timed against itself came out as {between(floor)}, "
-                "which leaves 1 out. Something on this machine favours one place over another; run it again."
-            )
-    skipped = {arm: one["skipped_steps"] for arm, one in benchmark["arms"].items() if one["skipped_steps"]}
-    if skipped:
-        listed = joined([f"{steps} of {arm}" for arm, steps in skipped.items()])
-        told.append(f"Steps were skipped in timed blocks, and a skipped step may be cheaper: {listed}.")
-    if benchmark["warm_up_capped"] > benchmark["sittings"] / 2:
-        told.append(
-            f"In {benchmark['warm_up_capped']} of {benchmark['sittings']} sittings the step time had not settled when "
-            "the warm-up ended."
-        )
-    return told + benchmark.disturbances()
+    listed = [f"{fmean(one):.3g} ({min(one):.3g} to {max(one):.3g}) for {arm}" for arm, one in windows.items()]
+    return f"Energy, in J a sample by windows: {joined(listed)}."

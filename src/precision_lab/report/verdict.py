@@ -10,6 +10,7 @@ import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from precision_lab.arms import arm_text
 from precision_lab.report.compare import Comparison, Row
 from precision_lab.report.loss import MORE_SEEDS, PAIRS_FOR_A_VERDICT, Loss, losses_of
 from precision_lab.report.reading import SHORT_STEP_MS, difference, horizon, joined, loss_words, machine, ratio
@@ -37,7 +38,7 @@ class _Judged:
 
     row: Row
     loss: Loss | None
-    state: str  # use | no | and what is missing: untimed | unresolved | seeds
+    state: str  # use | no | and what is missing: untimed | unresolved | seeds | runs
     why: str  # what the arm does
 
     @property
@@ -77,6 +78,9 @@ def _judge(comparison: Comparison, row: Row) -> _Judged:
         return _Judged(row, loss, "no", joined(ends))
     if word == "slower":
         return _Judged(row, loss, "no", gains)
+    if not row.counted:
+        told = ", ".join(f"{n} {status}" for status, n in row.statuses.items())
+        return _Judged(row, loss, "runs", f"has no completed run here ({told})")
     if loss and loss.word == "worse":
         return _Judged(row, loss, "no", f"{gains}{', but' if word == 'faster' else ';'} {about_loss}")
     if word == "no practical difference" and not _saves(row):
@@ -188,19 +192,30 @@ def _stay(comparison: Comparison, judged: list[_Judged]) -> Verdict:
 
 def _open(comparison: Comparison, judged: list[_Judged]) -> Verdict:
     waiting = [one for one in judged if one.state != "no"]
-    waiting.sort(key=lambda one: ("seeds", "unresolved", "untimed").index(one.state))
+    waiting.sort(key=lambda one: ("seeds", "unresolved", "untimed", "runs").index(one.state))
     promising = [one.row.arm for one in waiting if one.state == "seeds"]
     said = f": {joined(promising)} {'is' if len(promising) == 1 else 'are'} promising" if promising else ""
     sentences = [one.sentence for one in waiting[:2]] + _rest(judged, waiting[:2])
-    untimed = [one.row for one in waiting if one.state != "seeds"]
-    if untimed:
-        command = _benchmark(comparison, untimed)
-    else:
-        rows = [comparison.reference, *(one.row for one in waiting)]
-        more = [_more(one.loss) for one in waiting]
+    untimed = [one.row for one in waiting if one.state in ("unresolved", "untimed")]
+    texts = _texts(comparison)
+    named = [row for row in untimed if {row.arm, comparison.reference.arm} <= texts.keys()]
+    unnamed = [row.arm for row in untimed if row not in named]
+    if unnamed:
+        sentences.append(
+            f"The command leaves {joined(unnamed)} out: what makes {'it' if len(unnamed) == 1 else 'them'} cannot be "
+            "named to benchmark.py, or has changed under its name since."
+        )
+    trained = [one for one in waiting if one.row not in untimed]
+    if named:
+        command = _benchmark(comparison, named, texts)
+    elif trained:
+        rows = [comparison.reference, *(one.row for one in trained)]
+        more = [_more(one.loss) for one in trained]
         command = _sweep(comparison, rows, _seeds(comparison, rows, max(more)))
         if max(more) > MORE_SEEDS:
             sentences.append("So many seeds cost more than they tell; a longer run may settle it.")
+    else:
+        command = _train(comparison, comparison.reference)
     return Verdict(f"No verdict yet on this hardware{said}.", sentences, command)
 
 
@@ -278,8 +293,19 @@ def _group(word: str) -> str:
 
 def _changes(row: Row) -> list[str]:
     """The overrides that change an arm, beside its name."""
-    newest = max(row.runs, key=lambda run: run.finished)
-    return [word for word in newest.overrides if word.lstrip("+~").startswith("precision.")]
+    return [word for word in row.runs[-1].overrides if word.lstrip("+~").startswith("precision.")]
+
+
+def _texts(comparison: Comparison) -> dict[str, str]:
+    """Label -> what the benchmark takes for that arm; without those that no text names.
+
+    Of arms with one text, by a YAML changed between, it names the newest.
+    """
+    made = {}
+    for row in sorted(comparison.rows, key=lambda row: row.runs[-1].finished):
+        text = arm_text(row.settings["name"], _changes(row))
+        made[text] = row.arm
+    return {arm: text for text, arm in made.items() if text}
 
 
 def _train(comparison: Comparison, row: Row) -> str:
@@ -293,18 +319,19 @@ def _sweep(comparison: Comparison, rows: list[Row], seeds: list[int], names: Ite
     plain = [row.settings["name"] for row in rows if not _changes(row)] + list(names)
     arms = [[f"precision={','.join(dict.fromkeys(plain))}"]] if plain else []
     arms += [[f"precision={row.settings['name']}", *_changes(row)] for row in rows if _changes(row)]
-    lines = [_line("train.py", ["-m", *_shared(comparison), *words, f"seed={chosen}"]) for words in arms]
-    return " && ".join(lines)
+    again = ["rerun=failed"] if any(row.statuses["failed"] for row in rows) else []  # else they count as finished
+    lines = [_line("train.py", ["-m", *_shared(comparison), *words, f"seed={chosen}", *again]) for words in arms]
+    return " && ".join(dict.fromkeys(lines))
 
 
-def _benchmark(comparison: Comparison, rows: list[Row]) -> str:
+def _benchmark(comparison: Comparison, rows: list[Row], texts: dict[str, str]) -> str:
     """Long enough for the arms that are not resolved yet."""
     ratios = [row.timing.felt for row in rows if row.timing]
     longer = max((one.pairs_needed / one.pairs for one in ratios), default=1.0)
     last = comparison.benchmarks[0]["settings"]["budget_s"] if ratios and comparison.benchmarks else BUDGET_S
     budget = min(_LONGEST_S, math.ceil(longer) * math.ceil(last))
-    name = comparison.reference_name
-    arms = f"arms=[{','.join([name, *(row.arm for row in rows)])}]"
+    name = comparison.reference.runs[-1].arm  # without what tells it from others of its name
+    arms = f"arms=[{','.join(texts[row.arm] for row in [comparison.reference, *rows])}]"
     own = [] if name == "fp32" else [f"reference={name}"]
     return _line("scripts/benchmark.py", [*_shared(comparison), arms, *own, f"budget_s={budget}"])
 

@@ -10,6 +10,7 @@ from functools import cache
 from statistics import fmean
 from typing import Any
 
+from precision_lab.report.benchmarks import Benchmark, kind_of_step
 from precision_lab.report.compare import FIGURES, Comparison, Row, Sample
 from precision_lab.report.loss import PAIRS_FOR_A_VERDICT
 
@@ -21,18 +22,32 @@ ROUNDING = 0.005  # of the loss, between the arm's precision and float32
 
 @dataclass(frozen=True)
 class Rule:
-    """What may mislead a reader. `applies` gives the fields of `text`, or None where all is well."""
+    """What may mislead a reader of a comparison, or of a benchmark.
+
+    `applies` gives the fields of `text`, or None where all is well.
+    """
 
     code: str
     text: str
-    applies: Callable[[Comparison], dict[str, Any] | None]
+    applies: Callable[[Any], dict[str, Any] | None]
 
 
 @cache
 def warnings_of(comparison: Comparison) -> tuple[tuple[str, str], ...]:
-    """(code, text) of every warning the comparison carries."""
-    known = [(warning, warning.applies(comparison)) for warning in WARNINGS]
-    return tuple((warning.code, warning.text.format(**fields)) for warning, fields in known if fields is not None)
+    """(code, text) of every warning the comparison carries, those of its benchmark among them."""
+    own = _given(WARNINGS, comparison)
+    return own + (warnings_of_benchmark(comparison.benchmark) if comparison.benchmark else ())
+
+
+@cache
+def warnings_of_benchmark(benchmark: Benchmark) -> tuple[tuple[str, str], ...]:
+    """(code, text) of every warning that a benchmark carries by itself."""
+    return _given(OF_A_BENCHMARK, benchmark)
+
+
+def _given(rules: tuple[Rule, ...], one: Any) -> tuple[tuple[str, str], ...]:
+    known = [(rule, rule.applies(one)) for rule in rules]
+    return tuple((rule.code, rule.text.format(**fields)) for rule, fields in known if fields is not None)
 
 
 def _arms(rows: Iterable[Row], said: Callable[[Row], str | None]) -> dict[str, Any] | None:
@@ -59,23 +74,10 @@ def _in_turn(comparison: Comparison) -> dict[str, Any] | None:
     return {"arms": "Arms were" if len(in_turn) == len(known) else f"{', '.join(in_turn)}: these arms were"}
 
 
-def _benchmark_floor(comparison: Comparison) -> dict[str, Any] | None:
-    newest = comparison.benchmarks[0] if comparison.benchmarks else None
-    if newest is None or newest.trusted():
-        return None
-    floor = newest.floor[False, False]
-    return {"floor": f"{floor.value:.3f} [{floor.low:.3f}, {floor.high:.3f}]"}
-
-
-def _benchmark_disturbed(comparison: Comparison) -> dict[str, Any] | None:
-    told = comparison.benchmarks[0].disturbances() if comparison.benchmarks else []
-    return {"how": " ".join(told)} if told else None
-
-
 def _benchmark_versions(comparison: Comparison) -> dict[str, Any] | None:
-    if not comparison.benchmarks:
+    if not comparison.benchmark:
         return None
-    there, here = comparison.benchmarks[0]["versions"], comparison.newest.versions
+    there, here = comparison.benchmark["versions"], comparison.newest.versions
     keys = [key for key in {**there, **here} if there.get(key) != here.get(key)]
     told = [f"{key} {there.get(key) or 'unknown'}, the newest run {here.get(key) or 'unknown'}" for key in keys]
     return {"which": "; ".join(told)} if told else None
@@ -201,14 +203,7 @@ WARNINGS = (
         "ratios are a hint and no measurement.",
         _in_turn,
     ),
-    Rule(
-        "benchmark_floor",
-        "The newest benchmark is not used: in it the reference arm timed against itself came out as {floor}, which "
-        "leaves 1 out.",
-        _benchmark_floor,
-    ),
-    Rule("benchmark_disturbed", "While the newest benchmark ran: {how}", _benchmark_disturbed),
-    Rule("benchmark_versions", "The newest benchmark was made with other versions: {which}.", _benchmark_versions),
+    Rule("benchmark_versions", "The benchmark was made with other versions: {which}.", _benchmark_versions),
     Rule(
         "no_reference",
         "The reference arm {reference} has no completed run here, so there are no ratios and differences: run "
@@ -283,4 +278,48 @@ WARNINGS = (
         "Completed runs that do not count, since a newer one has their arm and seed: {folders}.",
         _superseded,
     ),
+)
+
+
+def _floor(benchmark: Benchmark) -> dict[str, Any] | None:
+    told = [
+        f"{kind_of_step(*kind)} {floor.value:.3f} [{floor.low:.3f}, {floor.high:.3f}]"
+        for kind, floor in benchmark.untrusted.items()
+    ]
+    return {"floors": ", ".join(told)} if told else None
+
+
+def _skipped_in_blocks(benchmark: Benchmark) -> dict[str, Any] | None:
+    skipped = {arm: one["skipped_steps"] for arm, one in benchmark["arms"].items() if one["skipped_steps"]}
+    return {"arms": ", ".join(f"{arm} {steps}" for arm, steps in skipped.items())} if skipped else None
+
+
+def _unsettled(benchmark: Benchmark) -> dict[str, Any] | None:
+    capped, sittings = benchmark["warm_up_capped"], benchmark["sittings"]
+    return {"capped": capped, "sittings": sittings} if capped > sittings / 2 else None
+
+
+def _disturbed(benchmark: Benchmark) -> dict[str, Any] | None:
+    told = benchmark.disturbances()
+    return {"how": " ".join(told)} if told else None
+
+
+OF_A_BENCHMARK = (
+    Rule(
+        "benchmark_floor",
+        "No verdict on such steps: the reference arm timed against itself left 1 out ({floors}). Something on this "
+        "machine favours one place over another; run the benchmark again.",
+        _floor,
+    ),
+    Rule(
+        "benchmark_skipped",
+        "Steps were skipped in timed blocks, and a skipped step may be cheaper: {arms}.",
+        _skipped_in_blocks,
+    ),
+    Rule(
+        "benchmark_unsettled",
+        "In {capped} of {sittings} sittings the step time had not settled when the warm-up ended.",
+        _unsettled,
+    ),
+    Rule("benchmark_disturbed", "While arms were timed: {how}", _disturbed),
 )
