@@ -205,7 +205,8 @@ def test_the_arm_s_own_settings_are_part_of_the_command(tmp_path):
             line("-m", "precision=fp16", "precision.fp32_modules=[head]", "seed=3,4,5"),
         ]
     )
-    found = verdict(tmp_path / "untimed", runs("fp32"), runs("fp16[fp32_modules=head]"))
+    healed = runs("fp16[fp32_modules=head]", words=["precision.fp32_modules=[head]"])
+    found = verdict(tmp_path / "untimed", runs("fp32"), healed)
     assert "'arms=[fp32,fp16[fp32_modules=head]]'" in found.command
 
 
@@ -222,8 +223,7 @@ def test_of_arms_with_one_name_the_newest_is_benchmarked(tmp_path):
     made = verdict(tmp_path, runs("fp32"), runs("bf16"), older)
     assert made.command.endswith("'arms=[fp32,bf16]' budget_s=60")
     assert made.sentences[-1] == (
-        "The command leaves bf16[init_scale=1.0] out: what makes it cannot be named to benchmark.py, or has changed "
-        "under its name since."
+        "The command leaves bf16[init_scale=1.0] out: arms= cannot name it, or its name means other settings by now."
     )
     twins = of_an_older_yaml(runs("fp16[init_scale=64.0]", words=["precision.init_scale=64.0"]), old=1)
     newer = runs("fp16[init_scale=64.0]", words=["precision.init_scale=64.0"])
@@ -238,7 +238,10 @@ def test_a_reference_with_a_twin_is_named_as_the_benchmark_knows_it(tmp_path):
     assert found.command.endswith("'arms=[fp32,bf16]' budget_s=60")
     made = verdict(tmp_path / "other", older, runs("fp32"), runs("bf16"), reference="fp32[init_scale=1.0]")
     assert made.command == line("precision=fp32")
-    assert "The command leaves fp32[init_scale=65536.0] and bf16 out: what makes them" in made.sentences[-1]
+    assert made.sentences[-1] == (
+        "The command leaves bf16 and fp32[init_scale=65536.0] out: arms= cannot name them, or their names mean other "
+        "settings by now."
+    )
 
 
 def test_an_arm_whose_overrides_no_label_can_say_is_left_out_of_the_benchmark(tmp_path):

@@ -201,10 +201,8 @@ def _open(comparison: Comparison, judged: list[_Judged]) -> Verdict:
     named = [row for row in untimed if {row.arm, comparison.reference.arm} <= texts.keys()]
     unnamed = [row.arm for row in untimed if row not in named]
     if unnamed:
-        sentences.append(
-            f"The command leaves {joined(unnamed)} out: what makes {'it' if len(unnamed) == 1 else 'them'} cannot be "
-            "named to benchmark.py, or has changed under its name since."
-        )
+        why = "it, or its name means" if len(unnamed) == 1 else "them, or their names mean"
+        sentences.append(f"The command leaves {joined(unnamed)} out: arms= cannot name {why} other settings by now.")
     trained = [one for one in waiting if one.row not in untimed]
     if named:
         command = _benchmark(comparison, named, texts)
