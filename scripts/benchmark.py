@@ -17,7 +17,7 @@ from rich.console import Console
 from precision_lab.arms import arms_of, own_settings
 from precision_lab.config import BenchmarkConfig, as_values
 from precision_lab.entry import exit_code, print_anything
-from precision_lab.errors import InputError
+from precision_lab.errors import Ended, InputError
 from precision_lab.folders import benchmark_folder
 from precision_lab.recorder import write_whole
 from precision_lab.redaction import redact, secrets_in
@@ -52,6 +52,8 @@ def main(words: list[str]) -> int:
                 path.rmdir()
         if isinstance(error, KeyboardInterrupt) and arrived:
             return 128 + arrived[0]
+        if isinstance(error, Ended):  # a process of its own, which said why
+            return error.code
         raise
     benchmark, damage = load(str(folder))
     if benchmark is None:

@@ -15,7 +15,7 @@ ALL_FILES += sorted((ROOT / "src" / "hydra_plugins").glob("*.py"))
 
 # What must answer before torch is loaded, or in a process without it.
 TORCH_FREE = ["config", "open_sets", "errors", "wording", "identity", "targets", "recorder", "tracking", "terminal"]
-TORCH_FREE += ["folders", "stops", "redaction", "ratios", "losses", "sweep.plan", "sweep.view"]
+TORCH_FREE += ["folders", "stops", "redaction", "ratios", "losses", "processes", "sweep.plan", "sweep.view"]
 TORCH_FREE += ["report.read", "report.compare", "report.warnings", "report.reading", "report.render", "report.files"]
 TORCH_FREE += ["report.loss", "report.verdict"]
 TORCH_FREE += ["report.curves", "report.drawing", "report.charts", "report.page"]
@@ -30,9 +30,10 @@ MAY_IMPORT = {
 }
 # The one way that imports run: a module may import from those further right, never from those further left.
 LAYERS = [
-    {"sweep", "report", "largest_batch"},
+    {"sweep", "report", "largest_batch", "benchmark"},
+    {"processes"},
     {"entry"},
-    {"run", "inspection", "benchmark"},
+    {"run", "inspection"},
     {"assemble"},
     {"trainer"},
     {

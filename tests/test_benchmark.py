@@ -20,6 +20,7 @@ from precision_lab.benchmark.sittings import Apart, Column, OutOfMemory, Togethe
 from precision_lab.config import BenchmarkConfig, compose
 from precision_lab.errors import InputError
 from precision_lab.hashing import content_hash
+from precision_lab.processes import Killed
 from precision_lab.report.benchmarks import load
 from typed_scripts import run
 
@@ -215,25 +216,21 @@ def test_a_module_kept_in_float32_that_is_never_called_is_refused_as_in_training
 def test_processes_take_turns_where_arms_do_not_fit_together():
     asked = {"bf16": compose([*WORDS, "precision=bf16"])}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", "src")
         patch.setattr(sittings, "APART_S", 0.1)
         times = Apart(asked, False, (False,)).sit(0)
     assert {column: len(seconds) for column, seconds in times.items()} == {Column("bf16"): 1}
     assert all(seconds[0] > 0 for seconds in times.values())
 
 
-@pytest.mark.parametrize(
-    ("script", "error", "words"),
-    [
-        ("import sys; sys.exit('out of memory')", OutOfMemory, "bf16"),
-        ("import os; os.kill(os.getpid(), 9)", OutOfMemory, "bf16"),
-        ("import sys; sys.exit('no such thing')", InputError, "bf16: the process .* exit code 1: no such thing"),
-    ],
-)
-def test_what_a_process_of_its_own_may_come_to(monkeypatch, script, error, words):
-    real = sittings.subprocess.run
-    monkeypatch.setattr(sittings.subprocess, "run", lambda command, **k: real([command[0], "-c", script], **k))
-    with pytest.raises(error, match=words):
+@pytest.mark.parametrize("answer", [None, Killed(9)])
+def test_a_process_that_memory_runs_out_in_is_an_answer(monkeypatch, answer):
+    def ask(target, order):
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(sittings, "ask", ask)
+    with pytest.raises(OutOfMemory, match="bf16"):
         Apart({"bf16": compose(WORDS)}, False, (False,)).sit(0)
 
 

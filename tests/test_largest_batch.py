@@ -16,7 +16,7 @@ from precision_lab.batches import batch_of
 from precision_lab.config import ROOT, LargestBatchConfig, compose
 from precision_lab.datasets import TensorSamples
 from precision_lab.errors import InputError
-from precision_lab.largest_batch import GIB, MIB, Largest, _look, find_largest, search
+from precision_lab.largest_batch import GIB, MIB, Largest, find_largest, look, search
 from precision_lab.trainer import Trainer
 from typed_scripts import run
 
@@ -150,7 +150,7 @@ def test_running_out_of_memory_in_a_trial_is_an_answer(monkeypatch):
         own(trainer, itertools.repeat(batch))
 
     monkeypatch.setattr(Trainer, "step", step)
-    found = _look(compose(["precision=fp16", *MLP]), 2**40)
+    found = Largest(**look((compose(["precision=fp16", *MLP]), 2**40)))
     assert (found.batch, found.beyond_peak) == (100, None)
     assert found.beyond in (101, 102)
     assert found.memory["batch_size"] == 100

@@ -7,12 +7,7 @@ time. Batches are counted in samples of one micro-batch; GiB = 2^30 and MiB = 2^
 
 import dataclasses
 import gc
-import json
 import math
-import os
-import pickle
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -21,14 +16,12 @@ from rich.console import Console
 from rich.table import Table
 
 from precision_lab.config import Config, LargestBatchConfig
-from precision_lab.entry import exit_code
-from precision_lab.errors import Ended, InputError, require
-from precision_lab.stops import stop_when_closed
+from precision_lab.errors import InputError, require
+from precision_lab.processes import Killed, ask
 from precision_lab.sweep.survey import survey
 
 GIB, MIB = 2**30, 2**20
 WITHIN = 0.02  # of the largest batch: where the search stops
-CHILD = [sys.executable, "-P", "-c", f"from {__name__} import main; main()"]
 _MEANING = {
     "cpu": "Memory of one training step by the allocator of torch: {budget}. The process itself, and what libraries "
     "allocate for themselves, come on top; the operating system enforces no such budget.",
@@ -142,19 +135,13 @@ def _budget_on(device: str, asked_gib: float | None) -> int | None:
 
 
 def _largest_of(label: str, asked: Config, budget: int | None) -> Largest:
-    with subprocess.Popen(CHILD, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
-        pickle.dump((sys.path, asked, budget), child.stdin)
-        child.stdin.flush()  # and held open to the end: the process stops when this one is gone
-        answer = child.stdout.read()
-        child.wait()
-    if child.returncode < 0:
+    try:
+        return Largest(**ask(f"{__name__}:look", (asked, budget)))
+    except Killed as end:
         raise InputError(
-            f"{label}: the search was killed by signal {-child.returncode}, perhaps for want of memory; set a smaller "
+            f"{label}: the search was killed by signal {end.number}, perhaps for want of memory; set a smaller "
             "budget_gib."
-        )
-    if child.returncode:
-        raise Ended(child.returncode)
-    return Largest(**json.loads(answer))
+        ) from end
 
 
 def _unit(nbytes: int) -> tuple[str, int]:
@@ -197,22 +184,9 @@ def _peak(memory: dict[str, Any], size: int) -> tuple[str, str, str]:
 # --- one arm, in its process ---------------------------------------------------------------------------------
 
 
-def main() -> None:
-    """Take an order at stdin, search, and give the answer at stdout as JSON; end with an exit code."""
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # whatever a model prints is no part of the answer
-    sys.path[:], asked, budget = pickle.load(os.fdopen(0, "rb", closefd=False))
-    stop_when_closed(os.dup(0))
-
-    def answer() -> int:
-        json.dump(dataclasses.asdict(_look(asked, budget)), answers)
-        answers.flush()
-        return 0
-
-    sys.exit(exit_code(answer))
-
-
-def _look(asked: Config, budget: int | None) -> Largest:
+def look(order: tuple[Config, int | None]) -> dict[str, Any]:
+    """Search for one arm within a budget of bytes; a `Largest` as a dict."""
+    asked, budget = order
     from precision_lab import hardware
     from precision_lab.assemble import assemble, make_trainer, resolve
     from precision_lab.batches import batch_of
@@ -251,7 +225,7 @@ def _look(asked: Config, budget: int | None) -> Largest:
     trainer.model.train()
     batch, beyond = search(peak, None if enforced else budget)
     memory = tried(peak_by_kind, batch) if batch else None
-    return Largest(batch, beyond, peaks[beyond], memory, len(train))
+    return dataclasses.asdict(Largest(batch, beyond, peaks[beyond], memory, len(train)))
 
 
 def _limit_cuda(budget: int) -> None:

@@ -5,12 +5,8 @@ arms do not fit into memory together: slower, and still in alternation. Both ret
 """
 
 import gc
-import json
-import os
-import pickle
 import resource
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -22,7 +18,7 @@ from precision_lab.assemble import Assembly, assemble, resolve, training_batches
 from precision_lab.benchmark import blocks
 from precision_lab.benchmark.blocks import Contestant, Ring
 from precision_lab.config import Config
-from precision_lab.errors import InputError
+from precision_lab.processes import Killed, ask
 
 LEAST_ROUNDS = 4  # of a sitting
 APART_S = 3.0  # seconds of rounds in a process of its own, which takes longer to start
@@ -197,16 +193,13 @@ class Apart:
         return times
 
     def _alone(self, arm: str, compiled: bool) -> dict[str, Any]:
-        command = [sys.executable, "-m", "precision_lab.benchmark.sittings"]
-        order = pickle.dumps((self._asked[arm], self._data, compiled))
-        paths = os.pathsep.join(path or os.getcwd() for path in sys.path)  # a `_target_` is found as in this process
-        done = subprocess.run(command, input=order, capture_output=True, env=os.environ | {"PYTHONPATH": paths})
-        if done.returncode == 0:
-            return json.loads(done.stdout.splitlines()[-1])
-        said = done.stderr.decode(errors="replace").strip().splitlines() or [""]
-        if said[-1] == NO_MEMORY or done.returncode == -9:  # the kernel's own way to say so
+        try:
+            told = ask(f"{__name__}:time_alone", (self._asked[arm], self._data, compiled))
+        except Killed as end:
+            raise OutOfMemory(arm) from end  # the kernel's own way to say so
+        if told is None:
             raise OutOfMemory(arm)
-        raise InputError(f"{arm}: the process that timed it ended with exit code {done.returncode}: {said[-1]}")
+        return told
 
 
 def in_turn(things: list, number: int) -> list:
@@ -221,21 +214,18 @@ def _peak_resident() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
-NO_MEMORY = "out of memory"
-
-
-def _block_alone() -> None:
-    """A process of `Apart`: build one arm, warm up, time blocks for some seconds, print the medians as JSON."""
-    asked, data, compiled = pickle.load(sys.stdin.buffer)
+def time_alone(order: tuple[Config, bool, bool]) -> dict[str, Any] | None:
+    """In a process of `Apart`: build one arm, warm up, time blocks for some seconds; None where memory ran out."""
+    asked, data, compiled = order
     try:
         alone = Together({"": assemble(resolve(asked))}, data, (compiled,))
         times = alone.sit(float("inf"), APART_S)
     except Exception as error:
         if not hardware.is_out_of_memory(error):
             raise
-        sys.exit(NO_MEMORY)
+        return None
     notes = alone.notes
-    told = {
+    return {
         "columns": [
             (column.with_data, statistics.median(seconds), notes.steps_of_a_block[column.with_data])
             for column, seconds in times.items()
@@ -244,8 +234,3 @@ def _block_alone() -> None:
         "skipped_steps": sum(notes.skipped_steps.values()),
         "compile_s": notes.compile_s.get(""),
     }
-    print(json.dumps(told))
-
-
-if __name__ == "__main__":
-    _block_alone()
