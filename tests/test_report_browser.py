@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from html_pages import ATTACK, fleet, log
 from made_up import H100, put, result
 from precision_lab.report.compare import compare
 from precision_lab.report.page import page
 from precision_lab.report.read import read
-from test_report_page import ATTACK, fleet, log
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = pytest.mark.skipif(not CHROMIUM, reason="needs Chromium (Debian package chromium)")
