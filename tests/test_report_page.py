@@ -197,22 +197,31 @@ def test_other_runs_are_reproduced_one_by_one(tmp_path, overrides, told):
 
 
 def test_a_price_gives_the_cost_of_a_run_and_of_reaching_the_target(tmp_path):
-    for arm, seconds, losses in (("fp32", 7200.0, [1.0, 0.6, 0.5]), ("bf16", 3600.0, [1.0, 0.5, 0.4])):
-        made = result(arm, machine=H100)
+    for arm, seed, seconds, losses in (
+        ("fp32", 0, 7200.0, [1.0, 0.6, 0.5]), ("fp32", 1, 3600.0, [1.0, 0.6, 0.5]), ("bf16", 0, 3600.0, [1.0, 0.5, 0.4])
+    ):  # fmt: skip
+        made = result(arm, seed, machine=H100)
         made["curve"] = {"step": [1, 100, 200], "train_s": [1.0, seconds / 2, seconds], "val_loss_fp32": losses}
-        put(tmp_path / arm, made)
+        put(tmp_path / f"{arm}-{seed}", made)
     made = result("fp16", machine=H100) | {"curve": {}}
     put(tmp_path / "fp16", made)
     shown, _ = written(tmp_path, price=2.5)
     caption, header, rows = next(one for one in shown.tables() if one[0].startswith("Cost"))
-    assert caption == "Cost of training, at 2.5 an hour, in the price's currency"
+    assert caption == (
+        "Cost of training, at 2.5 an hour, in the price's currency: the mean of the runs (smallest to largest), and to "
+        "the target the median. The runs were timed one after the other, a hint only"
+    )
     assert header == ["arm", "runs", "s a run", "cost a run", "s to target", "cost to target"]
     assert rows == [
-        ["fp32", "1", "7,200", "5", "7,200", "5"], ["bf16", "1", "3,600", "2.5", "1,800", "1.25"],
-        ["fp16", "0", "-", "-", "-", "-"],
+        ["fp32", "2", "5,400 (3,600 to 7,200)", "3.75 (2.5 to 5)", "3,600", "2.5"],
+        ["bf16", "1", "3,600", "2.5", "1,800", "1.25"], ["fp16", "0", "-", "-", "-", "-"],
     ]  # fmt: skip
     free, _ = written(tmp_path, price=0.0)
-    assert [row[3] for row in next(one for one in free.tables() if one[0].startswith("Cost"))[2]] == ["0", "0", "-"]
+    assert [row[3] for row in next(one for one in free.tables() if one[0].startswith("Cost"))[2]] == [
+        "0 (0 to 0)",
+        "0",
+        "-",
+    ]
     without, _ = written(tmp_path)
     assert not [one for one in without.tables() if one[0].startswith("Cost")]
 

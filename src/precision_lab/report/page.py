@@ -10,7 +10,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.resources import files
 from itertools import product
-from statistics import fmean
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -193,11 +192,18 @@ def _cost(comparison: Comparison, price: float) -> tuple[str, Cells]:
         known = [run.curve["train_s"][-1] for run in row.counted if run.curve.get("train_s")]
         whole = [seconds for seconds in known if seconds is not None]
         reach = reaches.get(row.arm)
-        spent = [fmean(whole) if whole else None, reach.train_s if reach else None]
-        rows.append([row.arm, str(len(whole)), *(text for seconds in spent for text in _priced(seconds, price))])
-    caption = f"Cost of training, at {number(price)} an hour, in the price's currency"
+        to_target = [reach.train_s] if reach and reach.train_s is not None else []
+        both = (*_priced(whole, price), *_priced(to_target, price))
+        rows.append([row.arm, str(len(whole)), *both])
+    caption = (
+        f"Cost of training, at {number(price)} an hour, in the price's currency: the mean of the runs (smallest to "
+        "largest), and to the target the median. The runs were timed one after the other, a hint only"
+    )
     return caption, (["arm", "runs", "s a run", "cost a run", "s to target", "cost to target"], rows)
 
 
-def _priced(seconds: float | None, price: float) -> tuple[str, str]:
-    return ("-", "-") if seconds is None else (number(seconds), number(seconds / 3600 * price))
+def _priced(seconds: list[float], price: float) -> tuple[str, str]:
+    """(seconds, cost), each the mean with its range."""
+    if not seconds:
+        return "-", "-"
+    return render.spread(seconds), render.spread([one / 3600 * price for one in seconds])

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from precision_lab.report.compare import AGAINST, Comparison, Row
+from precision_lab.report.compare import AGAINST, Comparison, Row, sample
 from precision_lab.report.loss import losses_of, reaches_of
 from precision_lab.report.read import Found, plain
 from precision_lab.report.reading import between, difference, horizon, machine, ratio, reading, unless_exact
@@ -48,6 +48,13 @@ class Column:
 def number(value: float) -> str:
     """Four digits that count: `0.1148`, `42,953`, `65,536`."""
     return f"{value:,.0f}" if 1000 <= abs(value) < 1e7 else f"{value:.4g}"
+
+
+def spread(values: list[float]) -> str:
+    """`5,400 (3,600 to 7,200)`: the mean, and of several the smallest and largest."""
+    known = sample(values)
+    around = f" ({number(known.low)} to {number(known.high)})" if known.n > 1 else ""
+    return number(known.mean) + around
 
 
 def _mean(name: str, scale: float = 1.0) -> Callable[[Row], str]:
