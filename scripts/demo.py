@@ -10,7 +10,8 @@ import runpy
 import sys
 from pathlib import Path
 
-from precision_lab.config import ROOT, compose
+from precision_lab.arms import own_settings
+from precision_lab.config import ROOT, BenchmarkConfig, compose
 from precision_lab.entry import exit_code
 from precision_lab.errors import InputError
 from precision_lab.folders import sweep_folder
@@ -29,6 +30,7 @@ def main(words: list[str]) -> int:
     if "experiment" not in given and _has_cuda():
         usual["experiment"] = "demo_cuda"
     budget = f"budget_s={given.get('budget_s', 30)}"
+    own_settings([budget], BenchmarkConfig, "benchmark.yaml")  # refused before anything is trained
     words = [word for word in words if not word.startswith("budget_s=")]
     overrides = [f"{key}={value}" for key, value in usual.items() if key not in given] + words
     folder = sweep_folder(compose([word for word in overrides if word.lstrip("+").startswith(PLACES)]))

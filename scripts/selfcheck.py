@@ -23,6 +23,8 @@ CONTROL = ["model=mlp", "dataset=digits", "trainer.steps=200", "device.threads=1
 
 def main(words: list[str]) -> int:
     settings, others = own_settings(words, SelfcheckConfig, "selfcheck.yaml")
+    if not settings.tries and not settings.loss:
+        raise InputError("tries=0 and loss=false leave nothing to check.")
     sound = check_timing(settings, others or ["experiment=demo"]) if settings.tries else True
     if settings.loss:
         sound = check_loss() and sound

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from precision_lab.arms import arms_of
+from precision_lab.arms import arms_of, own_settings
 from precision_lab.assemble import assemble, resolve
 from precision_lab.benchmark import blocks, measure, sittings
 from precision_lab.benchmark.blocks import Contestant, Ring, covered, steps_of_a_block, warm_up
@@ -456,3 +456,39 @@ def test_labels_round_trip():
 def test_arms_that_are_none(text, words):
     with pytest.raises(InputError, match=words):
         arms_of(text, WORDS)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["budget_s=["], "budget_s=[ is not valid: it cannot be read as a value."),
+        (["budget_s={a: 1}"], "budget_s={'a': 1} is not valid; it takes a value of type float."),
+        (["processes=7.5"], "processes=7.5 is not valid"),
+    ],
+)
+def test_settings_that_are_none(words, sentence):
+    with pytest.raises(InputError) as told:
+        own_settings(words, BenchmarkConfig, "benchmark.yaml")
+    assert str(told.value).startswith(sentence)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["check=true"], "check=true is for train.py, which then says what it would run; leave it out here."),
+        (["seed=0,1"], "seed=0,1: one seed is enough here; several are for train.py -m."),
+    ],
+)
+def test_overrides_that_mean_nothing_here(words, sentence):
+    with pytest.raises(InputError) as told:
+        arms_of("fp32", words)
+    assert str(told.value) == sentence
+
+
+def test_an_error_of_a_users_model_names_the_arm(monkeypatch):
+    ready = ready_for("bf16")
+    one = Contestant(ready, compiled=False)
+    monkeypatch.setattr(one._trainer, "step", lambda batches: 1 / 0)
+    with pytest.raises(ZeroDivisionError) as told:
+        one.steps(Ring(ready).from_step(0), 1)
+    assert told.value.__notes__ == ["raised in a step of the arm bf16"]

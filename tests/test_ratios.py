@@ -66,10 +66,16 @@ def test_words_go_by_the_whole_interval(low, high, word):
     assert MARGIN == 0.025
 
 
-def test_pairs_needed_grow_with_the_square_of_the_width_over_the_room():
-    wide = Ratio(100, 1.05, 1.05 / 1.05, 1.05 * 1.05)  # half-width 5 %, room 2.5 %
-    assert wide.pairs_needed == 400
+def test_pairs_needed_grow_with_the_square_of_what_sticks_out_over_the_room():
+    faster = Ratio(100, 1.075, 0.975, 1.2)  # 0.1 below the estimate, of which 0.05 is room
+    assert faster.pairs_needed == 400
+    slower = Ratio(100, 0.925, 0.9, 1.025)  # 0.1 above, room 0.05
+    assert slower.pairs_needed == 400
+    same = Ratio(100, 1.0, 0.98, 1.05)  # twice the margin above
+    assert same.pairs_needed == 400
+    lopsided = Ratio(23, 0.921, 0.902, 0.978)
+    assert lopsided.word == "not resolved"
+    assert lopsided.pairs_needed > 23
     on_the_margin = Ratio(100, 1.025, 1.015, 1.035)
-    assert 100 < on_the_margin.pairs_needed < 300
-    narrow = Ratio(100, 1.2, 1.19, 1.21)
-    assert narrow.pairs_needed == 100
+    assert 100 < on_the_margin.pairs_needed < 1000
+    assert Ratio(100, 1.2, 1.19, 1.21).pairs_needed == 100

@@ -120,6 +120,10 @@ CASES = {
         lambda: [*sound(), skipping(benchmark(H100, bf16=FASTER))],
         "Steps were skipped in timed blocks, and a skipped step may be cheaper: bf16 3.",
     ),
+    "benchmark_few_sittings": (
+        lambda: [*sound(), benchmark(H100, bf16=FASTER) | {"sittings": 7}],
+        "Only 7 sittings fitted into the time of the benchmark: its intervals are rough.",
+    ),
     "benchmark_unsettled": (
         lambda: [*sound(), benchmark(H100, bf16=FASTER) | {"warm_up_capped": 6}],
         "In 6 of 10 sittings the step time had not settled when the warm-up ended.",

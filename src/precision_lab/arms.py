@@ -22,11 +22,16 @@ _LABEL = re.compile(r"(\w+)(?:\[(.*)\])?")
 def arms_of(text: str, overrides: list[str]) -> dict[str, Config]:
     """label -> what a run of that arm with these overrides of train.py would be asked to do.
 
-    The text is a list such as `[fp32,bf16]`, with or without its brackets.
+    The text is a list such as `[fp32,bf16]`, with or without its brackets. Nothing is swept but the arms, and
+    nothing is only checked.
     """
     for word in overrides:
         if word.lstrip("+~").partition("=")[0].partition(".")[0] == "precision":
             raise InputError(f"{word} sets one arm's precision; here all arms are named together: arms=[fp32,bf16].")
+        if word.lstrip("+") == "check=true":
+            raise InputError("check=true is for train.py, which then says what it would run; leave it out here.")
+        if word.lstrip("+").startswith("seed=") and "," in word:
+            raise InputError(f"{word}: one seed is enough here; several are for train.py -m.")
         if word.startswith("-"):
             raise InputError(f"{word} is no override; write key=value, as for train.py.")
     labels = _split(text[1:-1] if text.startswith("[") and text.endswith("]") else text)
@@ -82,6 +87,13 @@ def arm_text(name: str, overrides: list[str]) -> str | None:
     return text if says == [f"precision={name}", *overrides] else None
 
 
+def _parsed(key: str, value: str) -> Any:
+    try:
+        return yaml.safe_load(value)
+    except yaml.YAMLError as error:
+        raise InputError(f"{key}={value} is not valid: it cannot be read as a value.") from error
+
+
 def own_settings(words: list[str], schema: type[Settings], file: str) -> tuple[Settings, list[str]]:
     """What `words` set of a script's own settings, on top of conf/<file>; and the other words, for train.py's.
 
@@ -93,7 +105,7 @@ def own_settings(words: list[str], schema: type[Settings], file: str) -> tuple[S
     for word in words:
         key, equals, value = word.partition("=")
         if key in own and equals:
-            given[key] = value if own[key] is str else yaml.safe_load(value)
+            given[key] = value if own[key] is str else _parsed(key, value)
         else:
             others.append(word)
     try:

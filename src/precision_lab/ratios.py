@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy
 
 MARGIN = 0.025  # a ratio within 1 +- this makes no practical difference
-RESAMPLES = 2000
+RESAMPLES = 4000
 
 
 @dataclass(frozen=True)
@@ -44,12 +44,19 @@ class Ratio:
     def pairs_needed(self) -> int:
         """About how many pairs would resolve it: the interval shrinks like one over their square root.
 
-        It has to clear the nearer end of the margin, and where the estimate lies on that end no number would do;
-        then it is told as if a quarter of the margin were to be cleared.
+        The ends that lie beyond an end of the margin have to come inside, or all the way outside. Where the estimate
+        lies on the margin's end no number would do; then it is told as if a quarter of the margin were to be cleared.
         """
-        end = 1 + MARGIN if self.value >= 1 else 1 - MARGIN
-        room = max(abs(self.value - end), MARGIN / 4)
-        return math.ceil(self.pairs * max(1.0, (self.half_width / room) ** 2))
+        if self.word != "not resolved":
+            return self.pairs
+        least = MARGIN / 4
+        below, above = self.value - self.low, self.high - self.value
+        outside = {
+            self.value > 1 + MARGIN: below / max(self.value - 1 - MARGIN, least),
+            self.value < 1 - MARGIN: above / max(1 - MARGIN - self.value, least),
+        }
+        inside = max(below / max(self.value - 1 + MARGIN, least), above / max(1 + MARGIN - self.value, least))
+        return math.ceil(round(self.pairs * max(outside.get(True, inside), 1.01) ** 2, 6))
 
 
 def ratio_of(sittings: Sequence[Sequence[float]], confidence: float = 0.95) -> Ratio:

@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from precision_lab import hardware
 from precision_lab.assemble import Assembly, build_model, make_trainer, training_batches
+from precision_lab.identity import arm_label
 from precision_lab.meter import timer
 
 # A warm-up ends where the median of the last steps is not below this share of those before, and none was skipped.
@@ -47,12 +48,16 @@ class Contestant:
     def steps(self, batches: Iterator[Any], steps: int, lead_in: int = 0) -> list[float]:
         """Seconds of each of `steps` steps, after `lead_in` that are not timed: caches and clocks change hands."""
         self._policy.apply_backends()  # another arm had the process before
-        for _ in range(lead_in):
-            self._step(batches)
-        marks = [self._mark()]
-        for _ in range(steps):
-            self._step(batches)
-            marks.append(self._mark())
+        try:
+            for _ in range(lead_in):
+                self._step(batches)
+            marks = [self._mark()]
+            for _ in range(steps):
+                self._step(batches)
+                marks.append(self._mark())
+        except Exception as error:
+            error.add_note(f"raised in a step of the arm {arm_label(self._policy.config)}")
+            raise
         hardware.synchronize(self._device)  # once a block: the marks lie in the device's stream
         _, _, skipped = self._trainer.window.read()
         self.skipped_steps = int(skipped.sum())  # of the last call

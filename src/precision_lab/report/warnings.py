@@ -16,6 +16,7 @@ from precision_lab.report.loss import PAIRS_FOR_A_VERDICT
 
 MEASURED_STEPS = 20  # below this the median of the step times hangs on a few
 UNSTEADY = 0.1  # range of an arm's step times over its median
+FEW_SITTINGS = 8  # below which the bootstrap over them has few values to take
 WAITING = 0.1  # share of the step time
 ROUNDING = 0.005  # of the loss, between the arm's precision and float32
 
@@ -320,6 +321,11 @@ OF_A_BENCHMARK = (
         "benchmark_unsettled",
         "In {capped} of {sittings} sittings the step time had not settled when the warm-up ended.",
         _unsettled,
+    ),
+    Rule(
+        "benchmark_few_sittings",
+        "Only {sittings} sittings fitted into the time of the benchmark: its intervals are rough.",
+        lambda benchmark: {"sittings": benchmark["sittings"]} if benchmark["sittings"] < FEW_SITTINGS else None,
     ),
     Rule("benchmark_disturbed", "While arms were timed: {how}", _disturbed),
 )
