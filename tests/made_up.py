@@ -155,7 +155,12 @@ def column(arm: str, ratio: tuple | None, **changes: Any) -> dict[str, Any]:
     """One kind of step: `ratio` is (value, low, high) of 120 pairs, None for the reference arm."""
     made = {"arm": arm, "again": False, "compiled": False, "with_data": False, "step_ms": 2.0 / (ratio or [1])[0]}
     made |= {"step_ms_p25": made["step_ms"] * 0.98, "step_ms_p75": made["step_ms"] * 1.02, "steps_of_a_block": 5}
-    made |= {"busy_share": None, "over_eager": None, "ratio": None, "seconds_a_step": [[made["step_ms"] / 1e3]]}
+    made |= {
+        "busy_share": None,
+        "over_eager": None,
+        "ratio": None,
+        "seconds_a_step": [[made["step_ms"] / 1e3 * (1 + 1e-3 * n) for n in range(2)] for _ in range(10)],
+    }
     if ratio:
         made["ratio"] = dict(zip(("value", "low", "high"), ratio, strict=True)) | {"pairs": 120}
     return made | changes

@@ -91,7 +91,15 @@ def test_an_arm_is_known_by_its_whole_precision_group_and_so_is_the_reference(tm
     changed = benchmark(H100, bf16=FASTER)
     changed["arms"]["bf16"]["precision"]["init_scale"] = 1.0
     assert joined_with_runs(tmp_path / "arm", changed).others[0].timing is None
-    assert joined_with_runs(tmp_path / "base", benchmark(H100, bf16=FASTER), reference="bf16").others[0].timing is None
+    assert joined_with_runs(tmp_path / "base", changed, reference="bf16").others[0].timing is None
+
+
+def test_beside_another_reference_the_ratio_is_formed_anew_from_the_rounds(tmp_path):
+    made = benchmark(H100, bf16=FASTER)
+    (row,) = joined_with_runs(tmp_path, made, reference="bf16").others
+    assert row.arm == "fp32"
+    assert row.timing.ratio.value == pytest.approx(1 / 1.5)
+    assert row.timing.ratio.pairs == 20
 
 
 @pytest.mark.parametrize(
@@ -119,6 +127,14 @@ def test_a_value_of_a_wrong_type_is_named_and_never_fatal(tmp_path, key, value):
     assert (len(found.benchmarks), len(found.skipped)) in ((0, 1), (1, 0))
     for one in found.benchmarks:
         timing.show(one, Console(file=io.StringIO()))
+
+
+@pytest.mark.parametrize("times", [[[0.1]], [[0.1, 0.0]] * 10, [["x"]] * 10, None, [[0.1, -1.0]] * 10])
+def test_times_that_are_none_are_named(tmp_path, times):
+    made = benchmark(bf16=FASTER)
+    made["columns"][-1]["seconds_a_step"] = times
+    put_benchmark(tmp_path / "bad", made)
+    assert read([tmp_path]).skipped[0][1] == "benchmark.json is damaged: it holds values of a wrong type"
 
 
 @pytest.mark.parametrize("change", [{"pairs": 0}, {"low": -1}, {"value": "x"}, {"high": None}, {"more": 1}])

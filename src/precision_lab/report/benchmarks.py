@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from precision_lab.open_sets import label
-from precision_lab.ratios import Ratio
+from precision_lab.ratios import Ratio, ratio_of
 
 FILE = "benchmark.json"
 SCHEMA_VERSION = 1
@@ -56,10 +56,18 @@ class Benchmark:
     def __getitem__(self, key: str) -> Any:
         return self.told[key]
 
-    def ratio(self, arm: str, compiled: bool | None = None, with_data: bool = False) -> Ratio | None:
-        """The arm's ratio to the reference arm, by steps such as the runs' own unless told otherwise."""
-        column = self.column(arm, compiled, with_data)
-        return Ratio(**column["ratio"]) if column and column["ratio"] else None
+    def ratio(
+        self, arm: str, compiled: bool | None = None, with_data: bool = False, base: str | None = None
+    ) -> Ratio | None:
+        """The arm's ratio to the reference arm, or to another as `base`, by steps such as the runs' own."""
+        column, other = self.column(arm, compiled, with_data), self.column(base or self.reference, compiled, with_data)
+        if not column or not other or column is other:
+            return None
+        if column["ratio"] and other["ratio"] is None:
+            return Ratio(**column["ratio"])
+        sittings = zip(other["seconds_a_step"], column["seconds_a_step"], strict=True)
+        logs = [[math.log(b / a) for b, a in zip(*both, strict=True)] for both in sittings]
+        return ratio_of(logs) if sum(map(len, logs)) > 1 else None
 
     def column(self, arm: str, compiled: bool | None = None, with_data: bool = False) -> dict[str, Any] | None:
         """What was measured of one kind of step."""
@@ -87,21 +95,18 @@ class Benchmark:
         """The arm with that precision group."""
         return next((label for label, arm in self["arms"].items() if arm["precision"] == precision), None)
 
-    def times(self, precision: dict[str, Any]) -> bool:
-        """Whether its ratio of that arm may be used."""
-        return self.timing_of(precision, self["arms"][self.reference]["precision"]) is not None
-
     def timing_of(self, precision: dict[str, Any], reference: dict[str, Any]) -> Timing | None:
         """What it says of the arm; None where it did not time both, or a noise floor of such steps leaves 1 out."""
-        label = self.label_of(precision)
-        if label is None or self.label_of(reference) != self.reference or label == self.reference:
+        label, base = self.label_of(precision), self.label_of(reference)
+        if label is None or base is None:
             return None
-        ratio, end_to_end = (self.ratio(label, with_data=data) for data in (False, True))
+        ratio, end_to_end = (self.ratio(label, with_data=data, base=base) for data in (False, True))
         floors = [(self.compiled, False)] + ([(self.compiled, True)] if end_to_end else [])
         if ratio is None or not all(self.trusted(*kind) for kind in floors):
             return None
+        trusted = not self.compiled and self.trusted(True, False)
+        compiled = self.ratio(label, compiled=True, base=base) if trusted else None
         arm, joules = self["arms"][label], self["arms"][label]["joules_per_sample"]
-        compiled = self.ratio(label, compiled=True) if not self.compiled and self.trusted(True, False) else None
         share = arm["data_share"] and arm["data_share"]["value"]
         busy = self.column(label)["busy_share"]
         return Timing(ratio, end_to_end, compiled, share, busy, fmean(joules) if joules else None)
@@ -156,9 +161,13 @@ def _walk(benchmark: Benchmark) -> None:
     for arm in benchmark["arms"].values():
         benchmark.timing_of(arm["precision"], benchmark["arms"][benchmark.reference]["precision"])
         _ = arm["without"], arm["skipped_steps"], arm["compile_s"]
+    rounds = {(len(times), *map(len, times)) for times in (one["seconds_a_step"] for one in benchmark["columns"])}
+    if len(rounds) != 1:
+        raise ValueError("not every column was timed in every round")
     for column in benchmark["columns"]:
         ratio = Ratio(**column["ratio"]) if column["ratio"] else None
         numbers = [column["step_ms"], column["steps_of_a_block"], *(vars(ratio).values() if ratio else ())]
+        numbers += [seconds for sitting in column["seconds_a_step"] for seconds in sitting]
         if not all(isinstance(value, int | float) and 0 < value < math.inf for value in numbers):
             raise ValueError("a time or a ratio is not above 0")
         _ = ratio and (ratio.word, ratio.pairs_needed)

@@ -158,7 +158,12 @@ class Comparison:
     @property
     def benchmark(self) -> Benchmark | None:
         """The newest whose ratios are used, or, where none is to be trusted, the newest."""
-        used = (one for one in self.benchmarks if any(row.timing and one.times(row.settings) for row in self.others))
+        base = self.reference
+        used = (
+            one
+            for one in self.benchmarks
+            if base and any(one.timing_of(row.settings, base.settings) for row in self.others if row.timing)
+        )
         return next(used, self.benchmarks[0] if self.benchmarks else None)
 
     @property

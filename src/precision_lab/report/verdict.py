@@ -326,7 +326,7 @@ def _benchmark(comparison: Comparison, rows: list[Row], texts: dict[str, str]) -
     """Long enough for the arms that are not resolved yet."""
     ratios = [row.timing.felt for row in rows if row.timing]
     longer = max((one.pairs_needed / one.pairs for one in ratios), default=1.0)
-    last = comparison.benchmarks[0]["settings"]["budget_s"] if ratios and comparison.benchmarks else BUDGET_S
+    last = comparison.benchmark["settings"]["budget_s"] if ratios and comparison.benchmark else BUDGET_S
     budget = min(_LONGEST_S, math.ceil(longer) * math.ceil(last))
     name = comparison.reference.runs[-1].arm  # without what tells it from others of its name
     arms = f"arms=[{','.join(texts[row.arm] for row in [comparison.reference, *rows])}]"
