@@ -88,6 +88,28 @@ def test_a_value_of_a_wrong_type_is_named_and_never_fatal(tmp_path, key, value):
         assert "bad" in reasons(found)
 
 
+@pytest.mark.parametrize(
+    "curve",
+    [
+        *({name: [1.0, 2.0] for name in ("step", "train_s", "val_loss_fp32") if name != lost}
+          for lost in ("step", "train_s", "val_loss_fp32")),
+        {"step": [100, 200], "train_s": [1.0], "val_loss_fp32": [2.0, 1.0]},
+        {"step": [100, None], "train_s": [1.0, 2.0], "val_loss_fp32": [2.0, 1.0]},
+        {"step": [100, 200], "train_s": [1.0, "2"], "val_loss_fp32": [2.0, 1.0]},
+        {"step": 100, "train_s": 1.0, "val_loss_fp32": 2.0},
+    ],
+)  # fmt: skip
+def test_a_curve_without_all_of_its_columns_is_damaged(tmp_path, curve):
+    put(tmp_path / "bad", result() | {"curve": curve})
+    put(tmp_path / "none", result(seed=1) | {"curve": {}})
+    put(tmp_path / "diverged", result(seed=2, status="diverged") | {
+        "curve": {"step": [100], "train_s": [1.0], "val_loss_fp32": [None]}
+    })  # fmt: skip
+    found = read([tmp_path])
+    assert sorted(folders_of(found)) == ["diverged", "none"]
+    assert reasons(found) == {"bad": "result.json is damaged: it holds values of a wrong type"}
+
+
 @pytest.mark.parametrize("group", ["model", "dataset", "precision", "name", "trainer"])
 @pytest.mark.parametrize("value", [5, [1], {"_target_": 5}])
 def test_a_config_of_a_wrong_shape_is_never_fatal(tmp_path, group, value):

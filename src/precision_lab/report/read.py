@@ -28,6 +28,7 @@ from precision_lab.report.benchmarks import load as load_benchmark
 _WANDB_RUN = re.compile(r"(offline-)?run-\d{8}_\d{6}-")
 _TELLING = ("device", "model", "threads", "count", "memory_gib", "capability")  # a fingerprint, in reading order
 _TEXTS_OF_AN_ARM = ("name", "autocast_dtype", "param_dtype")
+_OF_A_CURVE = ("step", "train_s", "val_loss_fp32")
 _TOO_LARGE = 1e100  # for a figure: its sums and ratios would overflow
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
 _NEEDED = {
@@ -187,8 +188,7 @@ def _problem(result: Any) -> str:
         and not any(isinstance(value, dict | list) for value in result["fingerprint"].values())
         and all(isinstance(word, str) for word in result["overrides"])
         and _is_memory(result.get("memory"))
-        and all(isinstance(one, list) and all(map(_is_number, one)) for one in result["curve"].values())
-        and len({len(one) for one in result["curve"].values()}) < 2
+        and _is_curve(result["curve"])
     )
     return "" if fit else "result.json is damaged: it holds values of a wrong type"
 
@@ -199,6 +199,15 @@ def _is_memory(memory: Any) -> bool:
         and isinstance(memory.get("phase"), str)
         and isinstance(memory.get("by_kind"), dict)
         and all(_is_number(value) and value is not None for value in memory["by_kind"].values())
+    )
+
+
+def _is_curve(curve: dict[str, Any]) -> bool:
+    """Nothing, or the columns in equal lengths; a time or a loss may not be known, a step is."""
+    whole = all(isinstance(one, list) and all(map(_is_number, one)) for one in curve.values())
+    columns = [curve.get(name) for name in _OF_A_CURVE]
+    return not curve or (
+        whole and None not in columns and len(set(map(len, columns))) == 1 and None not in curve["step"]
     )
 
 
