@@ -31,7 +31,7 @@ def main(words: list[str]) -> int:
     parser.add_argument("--where", action="append", default=[], metavar="KEY=VALUE", help=only)
     parser.add_argument("--sort", metavar="COLUMN", help=f"order of the arms: {', '.join(SORTS)}")
     parser.add_argument("--into", type=Path, metavar="DIR", help="where the files go (default: DIR, or what all share)")
-    parser.add_argument("--html", type=Path, metavar="FILE", help="write a page with charts, too; it needs no network")
+    parser.add_argument("--html", metavar="FILE", help="write a page with charts, too; it needs no network")
     parser.add_argument("--price-per-hour", metavar="PRICE", help="of this hardware: the page tells what a run costs")
     asked = parser.parse_args(words)
     folders = asked.folders or [ROOT / "outputs"]
@@ -47,6 +47,7 @@ def shared(folders: list[Path]) -> Path:
 
 
 def report(asked: argparse.Namespace, folders: list[Path]) -> int:
+    html = page_file(asked.html)
     price, into = price_of(asked), asked.into or shared(folders)
     found = read(folders, asked.where)
     comparisons = compare(found, asked.reference, asked.sort)
@@ -57,16 +58,23 @@ def report(asked: argparse.Namespace, folders: list[Path]) -> int:
     }
     for path, text in written.items():
         write(path, text, into, "a folder with --into")
-    if asked.html:
+    if html:
         from precision_lab.report.page import page  # its libraries take a while to load
 
-        write(asked.html, page(comparisons, found, price), asked.html, "another file with --html")
+        write(html, page(comparisons, found, price), html, "another file with --html")
     console = Console(highlight=False)
     render.show(comparisons, found, console)
     console.print(f"written: {into}/comparison.md, .csv, .json", markup=False, soft_wrap=True)
-    if asked.html:
-        console.print(f"the page: {asked.html.absolute()}", markup=False, soft_wrap=True)
+    if html:
+        console.print(f"the page: {html.absolute()}", markup=False, soft_wrap=True)
     return 0
+
+
+def page_file(name: str | None) -> Path | None:
+    """Of a page's own ending: no run's file is written over."""
+    if name is not None and Path(name).suffix.lower() not in (".html", ".htm"):
+        raise InputError(f"--html {name or repr(name)} is no file of a page; end its name in .html or .htm.")
+    return None if name is None else Path(name)
 
 
 def price_of(asked: argparse.Namespace) -> float | None:

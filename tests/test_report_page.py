@@ -254,19 +254,32 @@ def test_without_a_page_nothing_of_its_libraries_is_loaded(tmp_path):
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["--html", "{file}/x/y"], "{file}/x/y cannot be written to (Not a directory); name another file with"),
+        (["--html", "{file}/x/y.html"], "{file}/x/y.html cannot be written to (Not a directory); name another file"),
         (["--html", "{runs}"], "{runs} cannot be written to (Is a directory); name another file with --html."),
-        (["--html", "{runs}/x", "--price-per-hour", "-1"], "--price-per-hour -1 is no price; write a number such as"),
-        (["--html", "{runs}/x", "--price-per-hour", "inf"], "--price-per-hour inf is no price; write a number such as"),
-        (["--html", "{runs}/x", "--price-per-hour", "2,5"], "--price-per-hour 2,5 is no price; write a number such as"),
+        (["--html", "x.html", "--price-per-hour", "-1"], "--price-per-hour -1 is no price; write a number such as"),
+        (["--html", "x.html", "--price-per-hour", "inf"], "--price-per-hour inf is no price; write a number such as"),
+        (["--html", "x.html", "--price-per-hour", "2,5"], "--price-per-hour 2,5 is no price; write a number such as"),
+        (["--html", ""], "--html '' is no file of a page; end its name in .html or .htm."),
         (["--price-per-hour", "2"], "--price-per-hour is told on the page: name its file with --html."),
     ],
 )  # fmt: skip
 def test_the_script_refuses_in_one_sentence(tmp_path, words, sentence):
-    places: dict[str, Path] = {"runs": tmp_path / "runs", "file": tmp_path / "file"}
+    places: dict[str, Path] = {"runs": tmp_path / "runs.html", "file": tmp_path / "file"}
     put(places["runs"] / "0", machine=XEON)
     places["file"].touch()
     done = run("compare.py", places["runs"], *(word.format(**places) for word in words))
     assert done.returncode == 2
     assert done.stderr.startswith(f"precision-lab: {sentence.format(**places)}")
     assert "Traceback" not in done.stderr
+
+
+def test_no_run_s_own_file_is_written_over_by_a_page(tmp_path):
+    result_file = put(tmp_path / "0") / "result.json"
+    before = result_file.read_bytes()
+    done = run("compare.py", tmp_path, "--html", result_file)
+    assert done.returncode == 2
+    assert done.stderr == (
+        f"precision-lab: --html {result_file} is no file of a page; end its name in .html or .htm.\n"
+    )
+    assert result_file.read_bytes() == before
+    assert not (tmp_path / "comparison.md").exists()  # nothing was read or written
