@@ -21,8 +21,11 @@ def main(words: list[str]) -> int:
     settings, others = own_settings(words, LargestBatchConfig, "largest_batch.yaml")
     if sized := next((word for word in others if word.lstrip("+").startswith("trainer.batch_size=")), None):
         raise InputError(f"{sized}: the batch size is what is looked for; leave it out.")
+    asked = arms_of(settings.arms, others)
+    if settings.reference not in asked:
+        raise InputError(f"reference={settings.reference} is none of the arms, which are {', '.join(asked)}.")
     try:
-        find_largest(arms_of(settings.arms, others), settings, Console(highlight=False, markup=False, emoji=False))
+        find_largest(asked, settings, Console(highlight=False, markup=False, emoji=False))
     except Ended as end:
         return end.code
     return 0

@@ -169,6 +169,7 @@ def test_running_out_of_memory_in_a_trial_is_an_answer(monkeypatch):
         (["device.compile=true"], "The memory of a compiled model is not measured operation by operation"),
         (["budget_gib=0.00001"], "0.0102 MiB is too small for fp32 at a batch of 1, which takes 0.07"),
         (["model.hiden=[3]"], "model.hiden"),
+        (["arms=[fp32,bf16]", "reference=zzz"], "reference=zzz is none of the arms, which are fp32, bf16."),
     ],
 )
 def test_what_cannot_be_done_is_refused_in_a_sentence(words, sentence):
