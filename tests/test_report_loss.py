@@ -167,22 +167,41 @@ def test_the_area_between_curves_is_the_mean_log_ratio_over_evaluations(tmp_path
     assert losses["tf32"].area is None  # one evaluation was not finite
 
 
-def test_steps_and_time_to_the_reference_arm_s_final_loss(tmp_path):
-    finals = (0.50, 0.52, 0.48)  # median 0.5, target 0.50125
+def test_steps_and_time_to_the_reference_run_s_final_loss_of_the_same_seed(tmp_path):
+    finals = (0.5, 5.0, 0.05)  # which of the seeds is an easy one must not count
     for seed, final in enumerate(finals):
-        put(tmp_path / f"fp32-{seed}", with_curve("fp32", seed, [4.0, 0.501, final]))
-    for seed, losses in enumerate(([4.0, 0.4, 0.3], [4.0, 2.0, 0.5012], [4.0, 2.0, 0.51])):
-        put(tmp_path / f"bf16-{seed}", with_curve("bf16", seed, losses))
-    for seed in range(3):
+        put(tmp_path / f"fp32-{seed}", with_curve("fp32", seed, [40.0, 2 * final, final]))
+        losses = ([40.0, 0.9, 0.99], [1.0, 0.5, 0.4], [40.0, 2.0, 1.0024])[seed]  # of the seed's own target
+        put(tmp_path / f"bf16-{seed}", with_curve("bf16", seed, [final * loss for loss in losses]))
         lost = {"status": "diverged", "reason": "made up"} if seed else {}
-        put(tmp_path / f"fp16-{seed}", with_curve("fp16", seed, [0.4, 0.4, 0.4] if not seed else [None], **lost))
+        put(tmp_path / f"fp16-{seed}", with_curve("fp16", seed, [0.04, 0.04, 0.04], **lost))  # below at first
+    put(tmp_path / "bf16-3", with_curve("bf16", 3, [0.01, 0.01, 0.01]))  # without a partner
     put(tmp_path / "tf32-0", result("tf32", 0))  # evaluated twice: no more than its end
     reaches = reaches_of(compare(read([tmp_path]))[0])
     assert set(reaches) == {"fp32", "bf16", "fp16"}
-    assert reaches["fp32"].target == pytest.approx(0.50125)
-    assert (reaches["fp32"].steps, reaches["fp32"].reached) == (200, 3)
-    assert (reaches["bf16"].steps, reaches["bf16"].train_s, reaches["bf16"].reached) == (300, 6.0, 2)
+    assert reaches["fp32"].targets == {seed: pytest.approx(1.0025 * final) for seed, final in enumerate(finals)}
+    assert (reaches["fp32"].steps, reaches["fp32"].reached, reaches["fp32"].runs) == (300, 3, 3)
+    assert (reaches["bf16"].steps, reaches["bf16"].train_s, reaches["bf16"].reached) == (200, 4.0, 3)
     assert (reaches["fp16"].steps, reaches["fp16"].reached, reaches["fp16"].runs) == (None, 1, 3)
+
+
+def test_steps_and_seconds_to_the_target_are_of_one_run(tmp_path):
+    """Of an even number the lower middle one, by seconds; a slow run may be the one of the fewest steps."""
+    for seed, (at, pace) in enumerate([(100, 0.09), (200, 0.01), (200, 0.02), (300, 0.02)]):
+        put(tmp_path / f"fp32-{seed}", with_curve("fp32", seed, [4.0, 3.0, 0.5]))
+        made = with_curve("bf16", seed, [0.5 if step >= at else 4.0 for step in (100, 200, 300)])
+        made["curve"]["train_s"] = [pace * step for step in (100, 200, 300)]  # reached at 9, 2, 4 and 6 s
+        put(tmp_path / f"bf16-{seed}", made)
+    reach = reaches_of(compare(read([tmp_path]))[0])["bf16"]
+    assert (reach.steps, reach.train_s, reach.reached) == (200, 4.0, 4)
+
+
+def test_an_arm_that_always_diverged_never_came_to_the_target(tmp_path):
+    for seed in range(2):
+        put(tmp_path / f"fp32-{seed}", with_curve("fp32", seed, [4.0, 3.0, 0.5]))
+        put(tmp_path / f"fp16-{seed}", with_curve("fp16", seed, [None], status="diverged", reason="made up"))
+    reach = reaches_of(compare(read([tmp_path]))[0])["fp16"]
+    assert (reach.steps, reach.train_s, reach.reached, reach.runs) == (None, None, 0, 2)
 
 
 def test_the_floor_of_chance_stands_beside_the_arms(tmp_path):
@@ -214,11 +233,11 @@ def test_all_figures_are_in_the_files(tmp_path):
     assert (fp32["loss_verdict"], bf16["loss_verdict"]) == ("", "worse")
     assert float(bf16["loss_verdict_p"]) == 2 / 64
     assert float(bf16["curve_percent"]) == pytest.approx(100 * math.log(1.02))
-    assert (float(fp32["target_steps"]), bf16["target_steps"], bf16["target_reached"]) == (300, "", "1")
+    assert (float(fp32["target_steps"]), bf16["target_steps"], bf16["target_reached"]) == (300, "", "0")
     assert float(bf16["spike_score_mean"]) == 0.01
     arm = json.loads(files.as_json(made, found))["comparisons"][0]["arms"][1]
     assert (arm["loss_verdict"]["word"], arm["loss_verdict"]["pairs"]) == ("worse", 6)
-    assert arm["target"]["reached"] == 1
+    assert (arm["target"]["reached"], arm["target"]["targets"]["5"]) == (0, pytest.approx(1.05 * 1.0025))
 
 
 @pytest.mark.parametrize(

@@ -209,7 +209,7 @@ def test_a_price_gives_the_cost_of_a_run_and_of_reaching_the_target(tmp_path):
     caption, header, rows = next(one for one in shown.tables() if one[0].startswith("Cost"))
     assert caption == (
         "Cost of training, at 2.5 an hour, in the price's currency: the mean of the runs (smallest to largest), and to "
-        "the target the median. The runs were timed one after the other, a hint only"
+        "the target that of the median run. The runs were timed one after the other, a hint only"
     )
     assert header == ["arm", "runs", "s a run", "cost a run", "s to target", "cost to target"]
     assert rows == [

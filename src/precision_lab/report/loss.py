@@ -57,12 +57,12 @@ class Loss:
 
 @dataclass(frozen=True)
 class Reach:
-    """When an arm's evaluations first came to the target. A median of None: fewer than half of the runs did."""
+    """When an arm's runs came to their targets. A median of None: fewer than half of the runs did."""
 
-    target: float  # the reference arm's median final loss and the margin
+    targets: dict[int, float]  # seed -> the reference run's own final loss and the margin
     reached: int
-    runs: int
-    steps: float | None
+    runs: int  # of seeds that have a run of both arms
+    steps: float | None  # both of one run, the median one by train_s
     train_s: float | None
 
 
@@ -79,13 +79,12 @@ def losses_of(comparison: Comparison) -> dict[str, Loss]:
 
 @cache
 def reaches_of(comparison: Comparison) -> dict[str, Reach]:
-    """For each arm with curves, when it came to the reference arm's final loss; a diverged run may never do."""
+    """For each arm with curves, when its runs came to the reference run's final loss of the same seed."""
     base = comparison.reference
-    final = base and base.figures.get("val_loss_fp32")
-    if not final:
+    if not base:
         return {}
-    target = final.median + comparison.config["verdict.loss_margin"] * abs(final.median)
-    known = {row.arm: _reach(_last_of_each_seed(row), target) for row in comparison.rows}
+    share = comparison.config["verdict.loss_margin"]
+    known = {row.arm: _reach(_partners(row, base), share) for row in comparison.rows}
     return {arm: reach for arm, reach in known.items() if reach}
 
 
@@ -192,26 +191,30 @@ def _area(pairs: list[tuple[Run, Run]]) -> Estimate | None:
     return Estimate(len(pairs), mean, low, high)
 
 
-def _last_of_each_seed(row: Row) -> list[Run]:
-    """Completed runs, and diverged ones where a seed has no completed one."""
+def _partners(row: Row, base: Row) -> list[tuple[Run, Run]]:
+    """(run, the reference run of its seed): completed runs, and diverged ones where a seed has no completed one."""
     diverged = {run.seed: run for run in row.runs if run.status == "diverged"}
-    return list((diverged | {run.seed: run for run in row.counted}).values())
+    own = diverged | {run.seed: run for run in row.counted}
+    known = [run for run in base.counted if run.summary.get(_LOSS) is not None]
+    return [(own[run.seed], run) for run in known if run.seed in own]
 
 
-def _reach(runs: list[Run], target: float) -> Reach | None:
-    complete = [run for run in runs if run.status == "completed"]
-    if not complete or any(len(run.curve.get("step", [])) < _POINTS for run in complete):
+def _reach(pairs: list[tuple[Run, Run]], share: float) -> Reach | None:
+    drawn = [base if run.status == "diverged" else run for run, base in pairs]
+    if not pairs or any(len(run.curve.get("step", [])) < _POINTS for run in drawn):
         return None
-    points = [(math.inf, math.inf)] * len(runs)
-    for place, run in enumerate(runs):
-        columns = (run.curve.get(name, []) for name in ("step", "train_s", "val_loss_fp32"))
-        reached = [
-            (step, train_s)
-            for step, train_s, loss in zip(*columns, strict=True)
-            if None not in (step, train_s, loss) and loss <= target
-        ]
-        points[place] = reached[0] if reached else points[place]
-    # the lower of two middle ones: half of the reference arm's runs reach the target, and so should its median
-    steps, train_s = (statistics.median_low(side) for side in zip(*points, strict=True))
-    reached = sum(step < math.inf for step, _ in points)
-    return Reach(target, reached, len(runs), *(value if value < math.inf else None for value in (steps, train_s)))
+    finals = {base.seed: base.summary[_LOSS] for _, base in pairs}
+    targets = {seed: final + share * abs(final) for seed, final in finals.items()}
+    points = sorted(_first(run, targets[run.seed]) for run, _ in pairs)
+    reached = sum(train_s < math.inf for train_s, _ in points)
+    train_s, steps = points[(len(points) - 1) // 2]  # the lower of two middle ones, which is a run as well
+    found = (steps, train_s) if train_s < math.inf else (None, None)
+    return Reach(targets, reached, len(points), *found)
+
+
+def _first(run: Run, target: float) -> tuple[float, float]:
+    """(seconds, steps) at its first evaluation within the target; infinite where there is none, or the run diverged."""
+    columns = (run.curve.get(name, []) for name in ("train_s", "step", "val_loss_fp32"))
+    points = zip(*columns, strict=True) if run.status == "completed" else ()
+    within = ((train_s, step) for train_s, step, loss in points if None not in (train_s, loss) and loss <= target)
+    return next(within, (math.inf, math.inf))

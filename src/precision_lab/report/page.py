@@ -185,7 +185,7 @@ def _sweep(asked: list[tuple[str, ...]]) -> str:
 
 
 def _cost(comparison: Comparison, price: float) -> tuple[str, Cells]:
-    """Of training alone, as the curves timed it: to the end, and to the reference arm's final loss."""
+    """Of training alone, as the curves timed it: to the end, and to the reference run's final loss of the same seed."""
     reaches = reaches_of(comparison)
     rows = []
     for row in comparison.rows:
@@ -197,7 +197,7 @@ def _cost(comparison: Comparison, price: float) -> tuple[str, Cells]:
         rows.append([row.arm, str(len(whole)), *both])
     caption = (
         f"Cost of training, at {number(price)} an hour, in the price's currency: the mean of the runs (smallest to "
-        "largest), and to the target the median. The runs were timed one after the other, a hint only"
+        "largest), and to the target that of the median run. The runs were timed one after the other, a hint only"
     )
     return caption, (["arm", "runs", "s a run", "cost a run", "s to target", "cost to target"], rows)
 
