@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from html_pages import ATTACK, Page, fleet, written
-from made_up import H100, XEON, put, result
+from made_up import H100, XEON, benchmark, put, put_benchmark, result
 from precision_lab.config import ROOT
 from precision_lab.report import drawing, render
 from precision_lab.report.compare import compare
@@ -97,6 +97,15 @@ def test_what_there_is_nothing_of_is_left_out(tmp_path, made, headings):
     assert len(shown.all("figure")) == len(headings)
     assert shown.texts("h3", class_="headline") == [verdict_of(comparison).headline]
     assert not shown.all("nav")
+
+
+def test_beside_a_benchmark_the_speed_table_says_which_of_its_figures_are_of_runs_in_turn(of_fleet, tmp_path):
+    assert render.IN_TURN in render.LEGEND
+    assert render.IN_TURN not in of_fleet[0].texts("p")  # no ratio there that they could contradict
+    put_benchmark(fleet(tmp_path) / "benchmark", benchmark(H100, bf16=(1.5, 1.48, 1.52)))
+    text = page(compare(found := read([tmp_path])), found)
+    speed, memory = (text.index(f"<caption><span>{name}</span>") for name in ("Speed", "Memory"))
+    assert speed < text.index(f'<p class="faint">{render.IN_TURN}</p>') < memory
 
 
 def test_many_comparisons_are_left_to_the_files(tmp_path):

@@ -49,6 +49,7 @@ class Section:
     lines: list[str]
     verdict: Verdict
     tables: list[tuple[str, Cells]]
+    on_speed: str  # below the first of them
     keys: list[drawing.Key]
     charts: list[charts.Chart]
     problems: list[str]
@@ -122,6 +123,7 @@ def _section(place: int, comparison: Comparison, looks: dict[str, drawing.Key], 
         lines=render.subtitle(comparison),
         verdict=verdict_of(comparison),
         tables=tables,
+        on_speed=render.IN_TURN if any(row.timing for row in comparison.rows) else "",
         keys=[looks[row.arm] for row in comparison.rows],
         charts=drawn,
         problems=problems,

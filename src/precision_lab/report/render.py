@@ -20,14 +20,18 @@ from precision_lab.report.reading import between, difference, horizon, machine, 
 from precision_lab.report.verdict import verdict_of
 from precision_lab.report.warnings import warnings_of
 
+IN_TURN = (
+    "ms/step and samples/s are of training runs made one after the other, so they may contradict a speed ratio timed "
+    "in alternation, which then counts."
+)
 LEGEND = (
     "(a to b): smallest and largest of the runs; [a, b]: 95 % interval of the mean over pairs of runs of one seed. "
     "speed ratio: step time of the reference arm over the arm's, by pairs of blocks where a benchmark timed the two in "
     "alternation. saved: activations kept for backward. "
-    "ms/step is the median of the runs, the rest are means; the spread of each is in the CSV and JSON. verdict: on "
-    "the loss, within the experiment's margin. to target: steps, and seconds of training, of the median run until its "
-    "validation loss came within the margin of the reference arm's final one with the same seed. curve: mean difference "
-    "of the loss over all evaluations."
+    f"{IN_TURN} ms/step is the median of the runs, the rest are means; the spread of each is in the CSV and JSON. "
+    "verdict: on the loss, within the experiment's margin. to target: steps, and seconds of training, of the median "
+    "run until its validation loss came within the margin of the reference arm's final one with the same seed. curve: "
+    "mean difference of the loss over all evaluations."
 )
 # More comparisons than this are left to the files, and more of one kind of anything to the JSON.
 SHOWN = 20
