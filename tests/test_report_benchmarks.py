@@ -129,6 +129,21 @@ def test_a_value_of_a_wrong_type_is_named_and_never_fatal(tmp_path, key, value):
         timing.show(one, Console(file=io.StringIO()))
 
 
+@pytest.mark.parametrize(
+    ("place", "key", "value"),
+    [
+        ("arms", "compile_s", "x"), ("arms", "data_share", {"value": 0.1}), ("arms", "joules_per_sample", ["x"]),
+        ("columns", "busy_share", "x"), ("columns", "over_eager", {"value": "x", "low": 1, "high": 1, "pairs": 9}),
+    ],
+)  # fmt: skip
+def test_a_figure_that_only_a_sentence_tells_is_checked_too(tmp_path, place, key, value):
+    made = benchmark(bf16=FASTER)
+    made[place][0 if place == "columns" else "fp32"][key] = value
+    put_benchmark(tmp_path / "bad", made)
+    found = read([tmp_path])
+    assert [reason for _, reason in found.skipped] == ["benchmark.json is damaged: it holds values of a wrong type"]
+
+
 @pytest.mark.parametrize("times", [[[0.1]], [[0.1, 0.0]] * 10, [["x"]] * 10, None, [[0.1, -1.0]] * 10])
 def test_times_that_are_none_are_named(tmp_path, times):
     made = benchmark(bf16=FASTER)

@@ -160,7 +160,10 @@ def _walk(benchmark: Benchmark) -> None:
     """Use everything once, as a reader will."""
     for arm in benchmark["arms"].values():
         benchmark.timing_of(arm["precision"], benchmark["arms"][benchmark.reference]["precision"])
-        _ = arm["without"], arm["skipped_steps"], arm["compile_s"]
+        _ = arm["without"], arm["skipped_steps"]
+        share = arm["data_share"] or dict.fromkeys(("value", "low", "high"), 0.0)
+        told = [arm["compile_s"] or 0.0, *arm["joules_per_sample"], share["value"], share["low"], share["high"]]
+        _check_numbers(told)
     rounds = {(len(times), *map(len, times)) for times in (one["seconds_a_step"] for one in benchmark["columns"])}
     if len(rounds) != 1:
         raise ValueError("not every column was timed in every round")
@@ -170,12 +173,19 @@ def _walk(benchmark: Benchmark) -> None:
         numbers += [seconds for sitting in column["seconds_a_step"] for seconds in sitting]
         if not all(isinstance(value, int | float) and 0 < value < math.inf for value in numbers):
             raise ValueError("a time or a ratio is not above 0")
+        over_eager = vars(Ratio(**column["over_eager"])).values() if column["over_eager"] else ()
+        _check_numbers([column["busy_share"] or 0.0, *over_eager])
         _ = ratio and (ratio.word, ratio.pairs_needed)
     settings = [benchmark["settings"][key] for key in ("budget_s", "half_width")]
     known = benchmark["stopped_by"] in STOPPED_BY and all(isinstance(value, int | float) for value in settings)
     if not known or not benchmark["columns"]:
         raise ValueError("how it ended is not known")
     benchmark.disturbances()
+
+
+def _check_numbers(values: list[Any]) -> None:
+    if not all(isinstance(value, int | float) for value in values):
+        raise ValueError("what should be a number is none")
 
 
 def _no_number(text: str) -> float:
