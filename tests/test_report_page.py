@@ -1,6 +1,7 @@
 """The report page: what stands in it, that it is safe to open, and the script that writes it. Not its charts."""
 
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -9,12 +10,14 @@ import pytest
 
 from html_pages import ATTACK, Page, fleet, written
 from made_up import H100, XEON, benchmark, put, put_benchmark, result
-from precision_lab.config import ROOT
-from precision_lab.report import drawing, render
+from precision_lab.arms import own_settings
+from precision_lab.config import ROOT, BenchmarkConfig, as_values
+from precision_lab.report import drawing, files, render
 from precision_lab.report.compare import compare
 from precision_lab.report.page import commands, page
 from precision_lab.report.read import read
 from precision_lab.report.reading import reading
+from precision_lab.report.timed import how_timed
 from precision_lab.report.verdict import verdict_of
 from precision_lab.report.warnings import warnings_of
 from typed_scripts import run
@@ -203,6 +206,25 @@ def test_runs_of_a_grid_are_reproduced_by_one_command(tmp_path):
 )  # fmt: skip
 def test_other_runs_are_reproduced_one_by_one(tmp_path, overrides, told):
     assert commands(runs(tmp_path, *overrides)) == told
+
+
+def test_the_benchmark_is_reproduced_with_its_settings_and_the_experiment_s_overrides(tmp_path):
+    made = result("bf16", machine=H100) | {"overrides": ["model.hidden=[8,8]", "precision=bf16", "seed=0"]}
+    put(tmp_path / "bf16", made)
+    put(tmp_path / "fp32", result(machine=H100) | {"finished": 1.0})
+    assert written(tmp_path)[0].texts("code")[-1].startswith("python train.py")
+    timed = benchmark(H100, bf16=(1.5, 1.48, 1.52))
+    timed["settings"] |= {"data": True, "compiled": False, "processes": None, "budget_s": 90.0}
+    put_benchmark(tmp_path / "benchmark", timed)
+    shown, (comparison,) = written(tmp_path)
+    told = (
+        "python scripts/benchmark.py 'model.hidden=[8,8]' arms=fp32,bf16 reference=fp32 budget_s=90.0 half_width=0.01 "
+        "data=true compiled=false processes=null"
+    )
+    assert shown.texts("code")[-1] == told
+    settings, others = own_settings(shlex.split(told)[2:], BenchmarkConfig, "benchmark.yaml")
+    assert (as_values(settings), others) == (timed["settings"], ["model.hidden=[8,8]"])  # it is taken as it stands
+    assert how_timed(comparison).replace("[", "\\[") in files.markdown([comparison], read([tmp_path]))
 
 
 def test_a_price_gives_the_cost_of_a_run_and_of_reaching_the_target(tmp_path):

@@ -15,6 +15,7 @@ from precision_lab.report.drawing import Key, Speed
 from precision_lab.report.read import Run
 from precision_lab.report.reading import difference, ratio
 from precision_lab.report.render import Cells, by_reason, number
+from precision_lab.report.timed import how_timed
 from precision_lab.report.timing import short
 
 LOG_FROM = 20  # largest over smallest value from which a loss is drawn on a logarithmic axis
@@ -174,6 +175,7 @@ def _speed(comparison: Comparison, looks: dict[str, Key]) -> Chart | None:
         f"Speed ratio to {base}: above 1 is faster. A point with its 95 % interval, which may lead beyond the chart, "
         f"the line at 1, and the band within {100 * MARGIN:g} % of it that makes no practical difference. "
     ) + " ".join(f"{how.capitalize()}: {'; '.join(ones)}." for how, ones in told.items() if ones)
+    caption = f"{caption} {how_timed(comparison)}".rstrip()
     header = ["arm", "how", "verdict", "speed ratio", "from", "to", "pairs"]
     rows = [
         [one.label, one.how, one.word, *(_bound(one, end) for end in (one.value, one.low, one.high)), str(one.pairs)]

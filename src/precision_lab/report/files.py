@@ -25,6 +25,7 @@ from precision_lab.report.render import (
     subtitle,
     title,
 )
+from precision_lab.report.timed import how_timed
 from precision_lab.report.verdict import verdict_of
 from precision_lab.report.warnings import ranges, warnings_of
 
@@ -40,7 +41,7 @@ def markdown(comparisons: list[Comparison], found: Found) -> str:
         parts += [f"**{_escape(verdict.headline)}** {_escape(' '.join(verdict.sentences))}"]
         parts += [f"```bash\n{verdict.command}\n```"]
         parts += [_pipes(cells_of(columns, comparison.rows)) for columns in blocks(comparison)]
-        parts += [_escape(" ".join(reading(comparison)))]
+        parts += [_escape(" ".join(reading(comparison))), _escape(how_timed(comparison))]
         parts += ["\n".join(f"- {_escape(text)}" for _, text in warnings_of(comparison))]
     for group in across(comparisons):
         parts += [f"## {_escape(title(group[0]))} across hardware"]

@@ -21,6 +21,7 @@ from precision_lab.report.loss import reaches_of
 from precision_lab.report.read import Found, Run, plain
 from precision_lab.report.reading import reading
 from precision_lab.report.render import Cells, number
+from precision_lab.report.timed import benchmark_command
 from precision_lab.report.verdict import Verdict, verdict_of
 from precision_lab.report.warnings import warnings_of
 
@@ -57,6 +58,7 @@ class Section:
     reading: list[str]
     environment: list[tuple[str, str]]
     command: str
+    benchmark: str  # its command
 
 
 def page(comparisons: list[Comparison], found: Found, price_per_hour: float | None = None) -> str:
@@ -131,6 +133,7 @@ def _section(place: int, comparison: Comparison, looks: dict[str, drawing.Key], 
         reading=reading(comparison),
         environment=_environment(comparison),
         command=commands(comparison.runs),
+        benchmark=benchmark_command(comparison),
     )
 
 
