@@ -102,8 +102,8 @@ class Together:
     def look(self, step_s: dict[Column, float], joules: Callable[[], float] | None, window_s: float) -> None:
         """On CUDA, once all is timed: which share of a step kernels run, and joules a step by a counter in joules.
 
-        Two windows of at least `window_s` for each arm, in the order ABBA. Profiler and energy are of the reference
-        arm's first copy alone.
+        `step_s` names what is looked at, by its seconds a step. Two windows of at least `window_s` for each arm, in
+        the order ABBA.
         """
         built = {key: contestant for key, contestant in self._build().items() if Column(*key) in step_s}
         blocks.warm_up(list(built.values()), self._ring, float("inf"), first=False)

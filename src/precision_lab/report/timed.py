@@ -6,7 +6,7 @@ from precision_lab.report.benchmarks import kind_of_step
 from precision_lab.report.compare import Comparison
 from precision_lab.report.read import plain
 from precision_lab.report.timing import between, sentences
-from precision_lab.report.verdict import _line, _shared
+from precision_lab.report.verdict import command_line, experiment_overrides
 
 
 def how_timed(comparison: Comparison) -> str:
@@ -27,4 +27,4 @@ def benchmark_command(comparison: Comparison) -> str:
         return ""
     settings = comparison.benchmark["settings"].items()
     own = [f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in settings]
-    return plain(_line("scripts/benchmark.py", [*_shared(comparison), *own]))
+    return plain(command_line("scripts/benchmark.py", [*experiment_overrides(comparison), *own]))

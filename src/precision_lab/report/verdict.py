@@ -280,7 +280,7 @@ def _seeds(comparison: Comparison, rows: list[Row], more: int) -> list[int]:
     return [seed for seed, _ in zip(fresh, range(min(more, MORE_SEEDS)), strict=False)]
 
 
-def _shared(comparison: Comparison) -> list[str]:
+def experiment_overrides(comparison: Comparison) -> list[str]:
     """The overrides that make the experiment, of the newest run."""
     return [word for word in comparison.newest.overrides if _group(word) not in _OWN]
 
@@ -307,7 +307,9 @@ def _texts(comparison: Comparison) -> dict[str, str]:
 
 
 def _train(comparison: Comparison, row: Row) -> str:
-    return _line("train.py", [*_shared(comparison), f"precision={row.settings['name']}", *_changes(row)])
+    return command_line(
+        "train.py", [*experiment_overrides(comparison), f"precision={row.settings['name']}", *_changes(row)]
+    )
 
 
 def _sweep(comparison: Comparison, rows: list[Row], seeds: list[int], names: Iterable[str] = ()) -> str:
@@ -318,7 +320,10 @@ def _sweep(comparison: Comparison, rows: list[Row], seeds: list[int], names: Ite
     arms = [[f"precision={','.join(dict.fromkeys(plain))}"]] if plain else []
     arms += [[f"precision={row.settings['name']}", *_changes(row)] for row in rows if _changes(row)]
     again = ["rerun=failed"] if any(row.statuses["failed"] for row in rows) else []  # else they count as finished
-    lines = [_line("train.py", ["-m", *_shared(comparison), *words, f"seed={chosen}", *again]) for words in arms]
+    lines = [
+        command_line("train.py", ["-m", *experiment_overrides(comparison), *words, f"seed={chosen}", *again])
+        for words in arms
+    ]
     return " && ".join(dict.fromkeys(lines))
 
 
@@ -331,8 +336,9 @@ def _benchmark(comparison: Comparison, rows: list[Row], texts: dict[str, str]) -
     name = comparison.reference.runs[-1].arm  # without what tells it from others of its name
     arms = f"arms=[{','.join(texts[row.arm] for row in [comparison.reference, *rows])}]"
     own = [] if name == "fp32" else [f"reference={name}"]
-    return _line("scripts/benchmark.py", [*_shared(comparison), arms, *own, f"budget_s={budget}"])
+    return command_line("scripts/benchmark.py", [*experiment_overrides(comparison), arms, *own, f"budget_s={budget}"])
 
 
-def _line(script: str, words: list[str]) -> str:
+def command_line(script: str, words: list[str]) -> str:
+    """The words as one types them."""
     return shlex.join(["python", script, *words])
