@@ -160,7 +160,10 @@ def speed_spec(speeds: list[Speed], looks: dict[str, Key], told: list[str], capt
     scale = altair.Scale(type="log" if wide else "linear", domain=[low, high], nice=False, clamp=True)
     title = f"times the reference's speed{' (log scale)' if wide else ''}"
     at, start = (
-        altair.X(f"{field}:Q", title=title, scale=scale, axis=altair.Axis(**ticks)) for field in ("value", "low")
+        altair.X(
+            f"{field}:Q", title=title, scale=scale, axis=altair.Axis(**ticks, labelOverlap=True, labelSeparation=6)
+        )
+        for field in ("value", "low")
     )
     y = altair.Y("label:N", title=None, sort=[one.label for one in speeds]).axis(ticks=False, domain=False)
     y = y.scale(padding=0.5)
