@@ -11,6 +11,7 @@ import json
 import os
 import sys
 from contextlib import suppress
+from pathlib import Path
 
 from rich.console import Console
 
@@ -18,7 +19,7 @@ from precision_lab.arms import arms_of, own_settings
 from precision_lab.config import BenchmarkConfig, as_values
 from precision_lab.entry import exit_code, print_anything
 from precision_lab.errors import Ended, InputError
-from precision_lab.folders import benchmark_folder
+from precision_lab.folders import benchmark_folder, outputs
 from precision_lab.recorder import write_whole
 from precision_lab.redaction import redact, secrets_in
 from precision_lab.report.benchmarks import FILE, load
@@ -31,25 +32,25 @@ def main(words: list[str]) -> int:
     asked = arms_of(settings.arms, others)
     if settings.reference not in asked:
         raise InputError(f"reference={settings.reference} is none of the arms, which are {', '.join(asked)}.")
-    from precision_lab.benchmark.measure import measure  # torch comes in here
+    from precision_lab.benchmark.measure import Measured, measure  # torch comes in here
 
     first = next(iter(asked.values()))
     folder = benchmark_folder(first)  # before anything is measured: it may not be possible to make one
     arrived: list[int] = []
+    stood: list[Measured] = []  # as it stood after each sitting
 
     def interrupt(number: int, frame: object) -> None:
         arrived.append(number)
-        raise KeyboardInterrupt
+        if len(arrived) == 1 and not (stood and stood[-1].stopped_by):  # else what was timed is being written
+            raise KeyboardInterrupt
 
     try:
-        with handled_by(interrupt), standing(settings.budget_s) as told:
-            made = measure(asked, settings, told)
-        secrets = secrets_in(os.environ, as_values(first), words)
-        write_whole(folder / FILE, json.dumps(redact(made, secrets), allow_nan=False) + "\n")
+        with handled_by(interrupt), standing(settings.budget_s) as show_standing:
+            made = measure(asked, settings, lambda measured: (stood.append(measured), show_standing(measured)))
+            secrets = secrets_in(os.environ, as_values(first), words)
+            write_whole(folder / FILE, json.dumps(redact(made, secrets), allow_nan=False) + "\n")
     except BaseException as error:
-        with suppress(OSError):
-            for path in (folder, *folder.parents[:3]):  # as far up as they are empty
-                path.rmdir()
+        remove_empty(folder, outputs(first))
         if isinstance(error, KeyboardInterrupt) and arrived:
             return 128 + arrived[0]
         if isinstance(error, Ended):  # a process of its own, which said why
@@ -60,7 +61,15 @@ def main(words: list[str]) -> int:
         raise RuntimeError(damage)
     show(benchmark, Console(highlight=False))
     print(f"\nwritten: {folder / FILE}")
-    return 128 + arrived[0] if arrived else 0
+    return 128 + arrived[0] if made["stopped_by"] == "interrupted" else 0
+
+
+def remove_empty(folder: Path, root: Path) -> None:
+    """The folder made for nothing, and those above it that are empty then, below `root`."""
+    with suppress(OSError):
+        while folder != root:
+            folder.rmdir()
+            folder = folder.parent
 
 
 if __name__ == "__main__":

@@ -2,7 +2,12 @@
 
 import gc
 import json
+import os
+import signal
 import statistics
+import subprocess
+import sys
+import time
 import weakref
 from collections import Counter
 from dataclasses import replace
@@ -17,7 +22,7 @@ from precision_lab.benchmark import blocks, measure, sittings
 from precision_lab.benchmark.blocks import Contestant, Ring, covered, steps_of_a_block, warm_up
 from precision_lab.benchmark.measure import Measured
 from precision_lab.benchmark.sittings import Apart, Column, OutOfMemory, Together, in_turn
-from precision_lab.config import BenchmarkConfig, compose
+from precision_lab.config import ROOT, BenchmarkConfig, compose
 from precision_lab.errors import InputError
 from precision_lab.hashing import content_hash
 from precision_lab.processes import Killed
@@ -222,6 +227,15 @@ def test_processes_take_turns_where_arms_do_not_fit_together():
     assert all(seconds[0] > 0 for seconds in times.values())
 
 
+def test_a_process_that_crashed_is_no_want_of_memory(monkeypatch):
+    def ask(target, order):
+        raise Killed(11)
+
+    monkeypatch.setattr(sittings, "ask", ask)
+    with pytest.raises(InputError, match="bf16: the process that timed it was killed by signal 11."):
+        Apart({"bf16": compose(WORDS)}, False, (False,)).sit(0)
+
+
 @pytest.mark.parametrize("answer", [None, Killed(9)])
 def test_a_process_that_memory_runs_out_in_is_an_answer(monkeypatch, answer):
     def ask(target, order):
@@ -395,6 +409,25 @@ def test_the_script_writes_beside_the_runs_of_the_experiment_and_a_comparison_fi
     assert max(map(len, lines[:-1])) <= 80
     assert [line.split()[0] for line in lines if line.endswith("noise floor")] == ["fp32", "fp32"]
     assert "ended with its time budget of 1 s" in " ".join(done.stdout.split())
+
+
+@pytest.mark.slow  # it waits until sittings are done
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_it_with_what_there_is(tmp_path, number, code):
+    words = [*WORDS, "arms=fp32,bf16", "budget_s=300", "half_width=0.0001", f"paths.outputs={tmp_path}"]
+    command = [sys.executable, str(ROOT / "scripts" / "benchmark.py"), *words]
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment) as done:
+        began = time.monotonic()
+        while done.poll() is None and time.monotonic() - began < 25:
+            time.sleep(0.5)
+        done.send_signal(number)
+        out, err = done.communicate(timeout=60)
+    assert done.returncode == code, err
+    (file,) = tmp_path.rglob("benchmark.json")
+    assert json.loads(file.read_text())["stopped_by"] == "interrupted"
+    assert "interrupted" in out
+    assert "Traceback" not in err
 
 
 @pytest.mark.slow

@@ -120,6 +120,14 @@ CASES = {
         lambda: [*sound(), skipping(benchmark(H100, bf16=FASTER))],
         "Steps were skipped in timed blocks, and a skipped step may be cheaper: bf16 3.",
     ),
+    "benchmark_not_used": (
+        lambda: [
+            *sound(),
+            benchmark(H100, bf16=FASTER),
+            benchmark(H100, floor=(1.02, 1.01, 1.03), bf16=FASTER) | {"finished": 3_000_000.0},
+        ],
+        "A newer benchmark is not used: in it the reference arm timed against itself left 1 out (computing alone 1.020",
+    ),
     "benchmark_few_sittings": (
         lambda: [*sound(), benchmark(H100, bf16=FASTER) | {"sittings": 7}],
         "Only 7 sittings fitted into the time of the benchmark: its intervals are rough.",

@@ -78,7 +78,8 @@ def ratio_of(sittings: Sequence[Sequence[float]], confidence: float = 0.95) -> R
     draws = numpy.random.default_rng(0).multinomial(
         len(sittings), numpy.full(len(sittings), 1 / len(sittings)), size=RESAMPLES
     )  # [RESAMPLES, S]: how often each sitting is drawn
-    medians = _weighted_medians(logs, draws[:, sitting_of])
+    # in parts: the weights of all pairs in all resamples would be many
+    medians = numpy.concatenate([_weighted_medians(logs, part[:, sitting_of]) for part in numpy.array_split(draws, 40)])
     estimate, stretch = float(numpy.median(logs)), _stretch(len(sittings), confidence)
     ends = numpy.quantile(medians, ((1 - confidence) / 2, (1 + confidence) / 2))
     low, high = (estimate + (float(end) - estimate) * stretch for end in ends)

@@ -154,16 +154,11 @@ def _look(source: Together | Apart, measured: Measured, gpu: Gpu) -> str:
             "not measured: interrupted" if measured.stopped_by == "interrupted" else "not measured: arms in processes"
         )
     counter = gpu.joules if gpu.joules() is not None else None
-    typical = {
-        column: float(numpy.median(numpy.concatenate([sitting[column] for sitting in measured.sittings])))
-        for column in measured.columns
-        if not column.with_data and column.arm != again(measured.reference)
-    }
+    wanted = [column for column in measured.columns if not column.with_data and column.arm != again(measured.reference)]
     try:
-        source.look(
-            {replace(column, with_data=False): step_s for column, step_s in typical.items()}, counter, ENERGY_WINDOW_S
-        )
-    except (KeyboardInterrupt, RuntimeError) as error:  # what was timed stands
+        typical = {column: _quartiles(measured, column)[1] for column in wanted}
+        source.look(typical, counter, ENERGY_WINDOW_S)
+    except (KeyboardInterrupt, Exception) as error:  # what was timed stands, whatever the profiler or the counter does
         measured.notes.joules_a_step.clear()
         return f"not measured: {str(error).split(chr(10))[0] or 'interrupted'}"
     if counter:
@@ -265,8 +260,7 @@ def _summary(measured: Measured) -> dict[str, Any]:
 
 def _of_column(measured: Measured, column: Column) -> dict[str, Any]:
     notes, copy = measured.notes, column.arm == again(measured.reference)
-    rounds = [sitting.get(column, []) for sitting in measured.sittings]
-    low, median, high = numpy.quantile(numpy.concatenate(rounds), (0.25, 0.5, 0.75)) * 1e3
+    low, median, high = (seconds * 1e3 for seconds in _quartiles(measured, column))
     eager = replace(column, compiled=False)
     beside_eager = column.compiled and eager in measured.columns
     ratio = None if column.arm == measured.reference else measured.ratio(column, measured._confidence(column))
@@ -275,12 +269,18 @@ def _of_column(measured: Measured, column: Column) -> dict[str, Any]:
         "again": copy,
         "compiled": column.compiled,
         "with_data": column.with_data,
-        "step_ms": float(median),
-        "step_ms_p25": float(low),
-        "step_ms_p75": float(high),
+        "step_ms": median,
+        "step_ms_p25": low,
+        "step_ms_p75": high,
         "steps_of_a_block": notes.steps_of_a_block[column.with_data],
         "busy_share": notes.busy_share.get(column),
         "ratio": ratio and asdict(ratio),
         "over_eager": asdict(measured.ratio(column, base=eager)) if beside_eager else None,
-        "seconds_a_step": [[float(f"{seconds:.6g}") for seconds in one] for one in rounds],
+        "seconds_a_step": [[float(f"{seconds:.6g}") for seconds in one[column]] for one in measured.sittings],
     }
+
+
+def _quartiles(measured: Measured, column: Column) -> list[float]:
+    """Seconds a step over all rounds: lower quartile, median, upper quartile."""
+    times = numpy.concatenate([sitting[column] for sitting in measured.sittings])
+    return [float(end) for end in numpy.quantile(times, (0.25, 0.5, 0.75))]

@@ -6,6 +6,7 @@ arms do not fit into memory together: slower, and still in alternation. Both ret
 
 import gc
 import resource
+import signal
 import statistics
 import sys
 import time
@@ -18,6 +19,7 @@ from precision_lab.assemble import Assembly, assemble, resolve, training_batches
 from precision_lab.benchmark import blocks
 from precision_lab.benchmark.blocks import Contestant, Ring
 from precision_lab.config import Config
+from precision_lab.errors import InputError
 from precision_lab.processes import Killed, ask
 
 LEAST_ROUNDS = 4  # of a sitting
@@ -38,8 +40,10 @@ class Column:
 class Notes:
     """What the sittings found beside the times."""
 
-    steps_of_a_block: dict[bool, int] = field(default_factory=dict)  # with data or without: equal for all arms
-    not_steady: int = 0  # warm-ups that hit their cap
+    steps_of_a_block: dict[bool, int] = field(
+        default_factory=dict
+    )  # with data or without; in processes as the last one chose
+    not_steady: int = 0  # sittings in which a warm-up hit its cap
     skipped_steps: dict[str, int] = field(default_factory=dict)  # in timed blocks, by arm
     compile_s: dict[str, float] = field(default_factory=dict)  # of the first compilation, with its step
     busy_share: dict[Column, float] = field(default_factory=dict)
@@ -179,24 +183,28 @@ class Apart:
     def sit(self, until: float) -> dict[Column, list[float]]:
         """One block of each arm, each in a process that builds it anew: the median of its step times."""
         times: dict[Column, list[float]] = {}
+        unsettled = False
         for compiled in self._kinds:
             for arm in in_turn(list(self._asked), self._rounds):
                 told = self._alone(arm, compiled)
                 for with_data, step_s, steps in told["columns"]:
                     times[Column(arm, compiled, with_data)] = [step_s]
                     self.notes.steps_of_a_block[with_data] = steps
-                self.notes.not_steady += told["not_steady"]
+                unsettled = unsettled or told["not_steady"] > 0
                 self.notes.add_skipped(arm, told["skipped_steps"])
                 if compiled:
                     self.notes.compile_s.setdefault(arm, told["compile_s"])
         self._rounds += 1
+        self.notes.not_steady += unsettled
         return times
 
     def _alone(self, arm: str, compiled: bool) -> dict[str, Any]:
         try:
             told = ask(f"{__name__}:time_alone", (self._asked[arm], self._data, compiled))
         except Killed as end:
-            raise OutOfMemory(arm) from end  # the kernel's own way to say so
+            if end.number == signal.SIGKILL:  # the kernel's own way to say that memory is over
+                raise OutOfMemory(arm) from end
+            raise InputError(f"{arm}: the process that timed it was killed by signal {end.number}.") from end
         if told is None:
             raise OutOfMemory(arm)
         return told

@@ -107,7 +107,7 @@ def _of_loss(comparison: Comparison, arm: str) -> dict[str, Any]:
     """The verdict on an arm's loss and the figures beside it, by column."""
     loss, reach = losses_of(comparison).get(arm), reaches_of(comparison).get(arm)
     area = loss and loss.area
-    parts = ("margin", "mean", "low", "high", "sd", "correlation", "p", "more_seeds")
+    parts = ("margin", "mean", "low", "high", "real", "sd", "correlation", "p", "more_seeds")
     return (
         {"loss_verdict": getattr(loss, "word", None)}
         | {f"loss_verdict_{part}": getattr(loss, part, None) for part in parts}

@@ -50,7 +50,10 @@ def standing(budget_s: float) -> Iterator[Callable[[Any], None]]:
     with console.status("building and warming up") as status:
 
         def told(measured: Any) -> None:  # a Measured, whose module brings torch
-            alone = {column.arm: ratio for column, ratio in measured.ratios().items() if not column.with_data}
+            kind = measured.columns[0]
+            alone = {
+                c.arm: r for c, r in measured.ratios().items() if (c.compiled, c.with_data) == (kind.compiled, False)
+            }
             shown = ", ".join(f"{arm} {between(ratio)}" for arm, ratio in alone.items())
             status.update(f"{time.monotonic() - began:.0f} of at most {budget_s:.0f} s: {shown}")
 

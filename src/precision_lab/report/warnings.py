@@ -84,6 +84,11 @@ def _benchmark_versions(comparison: Comparison) -> dict[str, Any] | None:
     return {"which": "; ".join(told)} if told else None
 
 
+def _benchmark_not_used(comparison: Comparison) -> dict[str, Any] | None:
+    newest = comparison.benchmarks[0] if comparison.benchmarks else None
+    return _floor(newest) if newest and newest is not comparison.benchmark else None
+
+
 def _no_reference(comparison: Comparison) -> dict[str, Any] | None:
     if comparison.reference:
         return None
@@ -203,6 +208,11 @@ WARNINGS = (
         "{arms} timed one after the other and not in alternation: on a machine that drifts or is shared, the speed "
         "ratios are a hint and no measurement.",
         _in_turn,
+    ),
+    Rule(
+        "benchmark_not_used",
+        "A newer benchmark is not used: in it the reference arm timed against itself left 1 out ({floors}).",
+        _benchmark_not_used,
     ),
     Rule("benchmark_versions", "The benchmark was made with other versions: {which}.", _benchmark_versions),
     Rule(
