@@ -40,7 +40,7 @@ def test_the_demo_sweeps_compares_and_says_it_in_sentences_and_runs_nothing_twic
     compared = json.loads((sweep / "comparison.json").read_text())["comparisons"]
     assert [arm["seeds"] for one in compared for arm in one["arms"]] == [[0, 1], [0, 1]]
     assert compared[0]["arms"][1]["against_reference"]["saved_ratio"]["mean"] < 0.7
-    assert compared[0]["arms"][1]["timing"]["ratio"]["pairs"] >= 20
+    assert compared[0]["arms"][1]["timing"]["ratio"]["pairs"] >= 3  # one a sitting at least
     assert "timed in alternation, bf16 ran at" in text
     timed = list(sweep.glob("benchmarks/*"))
     second = run("demo.py", *words)

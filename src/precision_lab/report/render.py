@@ -30,8 +30,8 @@ LEGEND = (
     "alternation. saved: activations kept for backward. "
     f"{IN_TURN} ms/step is the median of the runs, the rest are means; the spread of each is in the CSV and JSON. "
     "verdict: on the loss, within the experiment's margin; worse and better take a 95 % interval. to target: steps, "
-    "and seconds of training, of the median run until its validation loss came within the margin of the reference arm's final one with the same seed. curve: "
-    "mean difference of the loss over all evaluations."
+    "and seconds of training, of the median run until its validation loss came within the margin of the reference "
+    "arm's final one with the same seed. curve: mean difference of the loss over all evaluations."
 )
 # More comparisons than this are left to the files, and more of one kind of anything to the JSON.
 SHOWN = 20
