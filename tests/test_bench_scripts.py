@@ -103,6 +103,7 @@ def test_the_gpus_figures_are_gathered_from_what_was_measured(gpu_figures, monke
     assert arms["bf16"]["speed_ratio"] is None or arms["bf16"]["speed_ratio"]["pairs"] >= 20  # None: no noise floor
 
 
+@pytest.mark.slow
 def test_a_gpu_that_lacks_an_arm_is_told_and_nothing_is_written(gpu_figures, tmp_path, capfd, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))
     with pytest.raises(InputError, match="scripts/benchmark.py ended with exit code 2; nothing was written."):

@@ -218,6 +218,7 @@ def test_a_module_kept_in_float32_that_is_never_called_is_refused_as_in_training
         one.steps(Ring(ready).from_step(0), 1)
 
 
+@pytest.mark.slow
 def test_processes_take_turns_where_arms_do_not_fit_together():
     asked = {"bf16": compose([*WORDS, "precision=bf16"])}
     with pytest.MonkeyPatch.context() as patch:
@@ -453,7 +454,6 @@ def test_what_data_adds_hides_a_speed_up_as_amdahl_says(tmp_path):
     [
         (["arms=fp32,fp33"], "precision=fp33 does not exist; did you mean fp32?"),
         (["arms=bf16,fp16"], "reference=fp32 is none of the arms, which are bf16, fp16."),
-        (["arms=fp32,tf32"], "precision=tf32 needs tf32, which this cpu device does not have"),
         (["budget_s=soon"], "budget_s=soon is not valid; it takes a value of type float."),
         (["budget_s=nan"], "budget_s=nan must be above 0 and finite"),
         (["precision=bf16"], "precision=bf16 sets one arm's precision; here all arms are named together"),

@@ -181,6 +181,7 @@ def test_what_cannot_be_done_is_refused_in_a_sentence(words, sentence):
     assert str(told.value).startswith(sentence)
 
 
+@pytest.mark.slow
 def test_a_model_that_breaks_is_told_as_what_it_is(tmp_path):
     (tmp_path / "broken.py").write_text(
         "import torch\nclass Net(torch.nn.Linear):\n    def __init__(self):\n        super().__init__(2, 2)\n"

@@ -67,6 +67,7 @@ def test_the_demo_passes_a_refusal_on(tmp_path, words, sentence):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_a_demo_of_which_a_job_fails_compares_the_others_and_a_check_compares_nothing(tmp_path):
     words = ["experiment=smoke", "precision=fp32", "seed=0", f"paths.outputs={tmp_path}"]
     checked = run("demo.py", *words, "check=true")
@@ -95,7 +96,9 @@ def test_the_demo_finds_the_modules_that_train_py_finds(monkeypatch):
     assert seen == [(train, "__main__", train, "-m", "seed=0", str(ROOT))]
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)]
+)
 def test_a_signal_to_the_demo_ends_the_sweep_which_says_what_is_left(tmp_path, number, code):
     environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "WANDB_MODE": "disabled", "OMP_NUM_THREADS": "1"}
     words = ["experiment=smoke", "precision=fp32,bf16", "trainer.steps=100000", f"paths.outputs={tmp_path}"]
