@@ -32,7 +32,6 @@ from precision_lab.optim import build_optimizer
 from precision_lab.precision import Policy
 from precision_lab.ratios import ratio_of
 from precision_lab.recorder import Recorder
-from precision_lab.report.timing import between
 from precision_lab.task import Classification
 from precision_lab.trainer import Trainer
 
@@ -149,7 +148,7 @@ def main(words: list[str]) -> int:
             rounds = measure(precision, width, block, log_every, pairs, clip)
             ratio = ratio_of([[math.log(ours / hand) for ours, hand in times] for times in rounds])
             hand_ms = statistics.median(hand for times in rounds for _, hand in times) / block * 1e3
-            print(f"{precision} {words}: ratio {between(ratio)} of {hand_ms:.2f} ms a step", flush=True)
+            print(f"{precision} {words}: ratio {ratio} of {hand_ms:.2f} ms a step", flush=True)
     return 0
 
 

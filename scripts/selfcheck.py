@@ -15,7 +15,6 @@ from precision_lab.arms import arms_of, own_settings
 from precision_lab.config import ROOT, BenchmarkConfig, SelfcheckConfig
 from precision_lab.entry import exit_code, print_anything
 from precision_lab.errors import InputError
-from precision_lab.report.timing import between
 
 MISSED = 3  # the exit code
 CONTROL = ["model=mlp", "dataset=digits", "trainer.steps=200", "device.threads=1", "wandb.mode=disabled"]
@@ -37,8 +36,8 @@ def check_timing(settings: SelfcheckConfig, overrides: list[str]) -> bool:
 
     def told(checked: Checked) -> None:
         last = {f"delay {share:.0%}": ratios[-1] for share, ratios in checked.delayed.items()}
-        copies = " ".join(between(ratio) for ratio in checked.copies[-2:])
-        delayed = ", ".join(f"{name} {between(ratio)}" for name, ratio in last.items())
+        copies = " ".join(map(str, checked.copies[-2:]))
+        delayed = ", ".join(f"{name} {ratio}" for name, ratio in last.items())
         print(f"trial {len(checked.seconds)}, {checked.seconds[-1]:.0f} s: A/A {copies}, {delayed}", flush=True)
 
     timing, _ = own_settings([f"budget_s={settings.budget_s}"], BenchmarkConfig, "benchmark.yaml")

@@ -24,6 +24,10 @@ class Ratio:
     low: float
     high: float
 
+    def __str__(self) -> str:
+        """`1.482 [1.470, 1.495]`."""
+        return f"{short(self.value)} [{short(self.low)}, {short(self.high)}]"
+
     @property
     def half_width(self) -> float:
         """Half the interval's width, as a share of the ratio."""
@@ -57,6 +61,11 @@ class Ratio:
         }
         inside = max(below / max(self.value - 1 + MARGIN, least), above / max(1 + MARGIN - self.value, least))
         return math.ceil(round(self.pairs * max(outside.get(True, inside), 1.01) ** 2, 6))
+
+
+def short(value: float) -> str:
+    """A ratio by three digits after the point, for intervals of a per cent; one far from 1 by its magnitude."""
+    return f"{value:.3f}" if 0.1 <= value < 100 else f"{value:.3g}"
 
 
 def ratio_of(sittings: Sequence[Sequence[float]], confidence: float = 0.95) -> Ratio:

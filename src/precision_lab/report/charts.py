@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from precision_lab.ratios import MARGIN
+from precision_lab.ratios import MARGIN, short
 from precision_lab.report import curves, drawing
 from precision_lab.report.compare import Comparison, Row
 from precision_lab.report.curves import Line, Logs, Point, Values
@@ -16,7 +16,6 @@ from precision_lab.report.read import Run
 from precision_lab.report.reading import difference, ratio
 from precision_lab.report.render import Cells, by_reason, number
 from precision_lab.report.timed import how_timed
-from precision_lab.report.timing import short
 
 LOG_FROM = 20  # largest over smallest value from which a loss is drawn on a logarithmic axis
 ALTERNATION = ("timed in alternation", "timed in turn, a hint only")

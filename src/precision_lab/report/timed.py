@@ -5,7 +5,7 @@ import json
 from precision_lab.report.benchmarks import kind_of_step
 from precision_lab.report.compare import Comparison
 from precision_lab.report.read import plain
-from precision_lab.report.timing import between, sentences
+from precision_lab.report.timing import sentences
 from precision_lab.report.verdict import command_line, experiment_overrides
 
 
@@ -14,7 +14,7 @@ def how_timed(comparison: Comparison) -> str:
     benchmark = comparison.benchmark
     if not benchmark or not any(row.timing for row in comparison.rows):
         return ""
-    floors = "; ".join(f"{kind_of_step(*kind)} {between(ratio)}" for kind, ratio in benchmark.floor.items())
+    floors = "; ".join(f"{kind_of_step(*kind)} {ratio}" for kind, ratio in benchmark.floor.items())
     return plain(
         f"Timed in alternation by scripts/benchmark.py. {sentences(benchmark)[0]} Noise floor, {benchmark.reference} "
         f"beside itself with a 99 % interval, which has to hold 1: {floors}."

@@ -30,16 +30,6 @@ _STOPPED = {
 }
 
 
-def between(ratio: Ratio) -> str:
-    """`1.482 [1.470, 1.495]`: three digits after the point, for intervals of a per cent."""
-    return f"{short(ratio.value)} [{short(ratio.low)}, {short(ratio.high)}]"
-
-
-def short(value: float) -> str:
-    """A ratio by three digits after the point, one far from 1 by its magnitude."""
-    return f"{value:.3f}" if 0.1 <= value < 100 else f"{value:.3g}"
-
-
 @contextmanager
 def standing(budget_s: float) -> Iterator[Callable[[Any], None]]:
     """Yield what is told after each sitting: on a terminal it says how the ratios stand, elsewhere nothing."""
@@ -54,7 +44,7 @@ def standing(budget_s: float) -> Iterator[Callable[[Any], None]]:
             alone = {
                 c.arm: r for c, r in measured.ratios().items() if (c.compiled, c.with_data) == (kind.compiled, False)
             }
-            shown = ", ".join(f"{arm} {between(ratio)}" for arm, ratio in alone.items())
+            shown = ", ".join(f"{arm} {ratio}" for arm, ratio in alone.items())
             status.update(f"{time.monotonic() - began:.0f} of at most {budget_s:.0f} s: {shown}")
 
         yield told
@@ -91,7 +81,7 @@ def tables(benchmark: Benchmark) -> Iterator[tuple[str, list[str], list[list[str
             low, median, high = (f"{one[key]:.3g}" for key in ("step_ms_p25", "step_ms", "step_ms_p75"))
             ratio = Ratio(**one["ratio"]) if one["ratio"] else None
             name = one["arm"] + (" again" if one["again"] else "")
-            told = [between(ratio) if ratio else "1", _word(benchmark, one, ratio)]
+            told = [str(ratio) if ratio else "1", _word(benchmark, one, ratio)]
             rows.append([name, f"{median} ({low} to {high})", *told])
         rows.sort(key=lambda row: list(_order(benchmark)).index(row[0]))
         yield caption, header, rows
@@ -146,9 +136,7 @@ def _compiled(benchmark: Benchmark) -> str:
     listed = joined([f"{seconds:.1f} s for {arm}" for arm, seconds in took.items()])
     columns = {arm: benchmark.column(arm, compiled=True) for arm in took}
     gains = [
-        f"{arm} {between(Ratio(**column['over_eager']))}"
-        for arm, column in columns.items()
-        if column and column["over_eager"]
+        f"{arm} {Ratio(**column['over_eager'])}" for arm, column in columns.items() if column and column["over_eager"]
     ]
     speed = f" Its steps ran at these multiples of the eager speed: {joined(gains)}." if gains else ""
     return f"The first compilation took {listed}, in the order of this process and with caches as found.{speed}"

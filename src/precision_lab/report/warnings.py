@@ -293,10 +293,7 @@ WARNINGS = (
 
 
 def _floor(benchmark: Benchmark) -> dict[str, Any] | None:
-    told = [
-        f"{kind_of_step(*kind)} {floor.value:.3f} [{floor.low:.3f}, {floor.high:.3f}]"
-        for kind, floor in benchmark.untrusted.items()
-    ]
+    told = [f"{kind_of_step(*kind)} {floor}" for kind, floor in benchmark.untrusted.items()]
     return {"floors": ", ".join(told)} if told else None
 
 
