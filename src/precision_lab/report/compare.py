@@ -94,6 +94,7 @@ class Row:
     figures: dict[str, Sample] = field(default_factory=dict)
     against: dict[str, Estimate] = field(default_factory=dict)  # nothing for the reference arm
     timing: Timing | None = None  # nothing for the reference arm, nor for one that no benchmark timed
+    timed_by: Benchmark | None = None  # the benchmark that says so
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -158,13 +159,8 @@ class Comparison:
     @property
     def benchmark(self) -> Benchmark | None:
         """The newest whose ratios are used, or, where none is to be trusted, the newest."""
-        base = self.reference
-        used = (
-            one
-            for one in self.benchmarks
-            if base and any(one.timing_of(row.settings, base.settings) for row in self.others if row.timing)
-        )
-        return next(used, self.benchmarks[0] if self.benchmarks else None)
+        used = [row.timed_by for row in self.rows if row.timed_by]
+        return next((one for one in self.benchmarks if one in used), self.benchmarks[0] if self.benchmarks else None)
 
     @property
     def reference(self) -> Row | None:
@@ -251,8 +247,8 @@ def _compare_one(
 
 def _put_timing(row: Row, base: Row, benchmarks: list[Benchmark]) -> None:
     """A ratio timed in alternation takes the place of one from runs in turn; the newest benchmark counts."""
-    known = (benchmark.timing_of(row.settings, base.settings) for benchmark in benchmarks)
-    row.timing = next((timing for timing in known if timing), None)
+    known = ((one, timing) for one in benchmarks if (timing := one.timing_of(row.settings, base.settings)))
+    row.timed_by, row.timing = next(known, (None, None))
     if row.timing:
         felt = row.timing.felt
         row.against["speed_ratio"] = Estimate(felt.pairs, felt.value, felt.low, felt.high)
