@@ -20,9 +20,8 @@ from precision_lab.environment import environment_of
 from precision_lab.errors import InputError
 from precision_lab.identity import experiment_signature
 from precision_lab.ratios import Ratio, ratio_of
+from precision_lab.report.benchmarks import SCHEMA_VERSION, again
 
-SCHEMA_VERSION = 1
-AGAIN = "again"  # the reference arm's second copy is `fp32 again`
 LEAST_SITTINGS, LEAST_PAIRS = 3, 20
 SETTLED_SITTINGS = 10  # before which intervals may be narrow by chance
 # Of the noise floor's interval: one in twenty of 95 % would leave 1 out by chance, and a verdict with it.
@@ -53,14 +52,6 @@ class Measured:
         """How many rounds there were."""
         return sum(len(next(iter(sitting.values()))) for sitting in self.sittings)
 
-    def ratios(self) -> dict[Column, Ratio]:
-        """Of every column beside the reference arm's of its kind; the noise floor's at FLOOR_CONFIDENCE."""
-        others = [column for column in self.columns if column.arm != self.reference]
-        return {column: self.ratio(column, self._confidence(column)) for column in others}
-
-    def _confidence(self, column: Column) -> float:
-        return FLOOR_CONFIDENCE if column.arm == again(self.reference) else 0.95
-
     def ratio(self, column: Column, confidence: float = 0.95, base: Column | None = None) -> Ratio:
         """Of one column beside another, the reference arm's of its kind unless told otherwise."""
         base = base or replace(column, arm=self.reference)
@@ -85,11 +76,6 @@ class Measured:
             return False
         floor = [self.ratio(column, FLOOR_CONFIDENCE) for column in others if column.arm == again(self.reference)]
         return all(ratio.low <= 1 <= ratio.high for ratio in floor)
-
-
-def again(reference: str) -> str:
-    """The label of the reference arm's second copy."""
-    return f"{reference} {AGAIN}"
 
 
 def measure(asked: dict[str, Config], settings: BenchmarkConfig, told: Callable[[Measured], None]) -> dict[str, Any]:
@@ -149,10 +135,10 @@ def _look(source: Together | Apart, measured: Measured, gpu: Gpu) -> str:
     """What a GPU is asked once all is timed; returns what is known of the energy, or why it is not."""
     if gpu.why_not.startswith("no CUDA"):
         return f"not measured: {gpu.why_not}"
-    if measured.stopped_by == "interrupted" or isinstance(source, Apart):
-        return (
-            "not measured: interrupted" if measured.stopped_by == "interrupted" else "not measured: arms in processes"
-        )
+    if measured.stopped_by == "interrupted":
+        return "not measured: interrupted"
+    if isinstance(source, Apart):
+        return "not measured: arms in processes"
     counter = gpu.joules if gpu.joules() is not None else None
     wanted = [column for column in measured.columns if not column.with_data and column.arm != again(measured.reference)]
     try:
@@ -263,7 +249,8 @@ def _of_column(measured: Measured, column: Column) -> dict[str, Any]:
     low, median, high = (seconds * 1e3 for seconds in _quartiles(measured, column))
     eager = replace(column, compiled=False)
     beside_eager = column.compiled and eager in measured.columns
-    ratio = None if column.arm == measured.reference else measured.ratio(column, measured._confidence(column))
+    confidence = FLOOR_CONFIDENCE if copy else 0.95
+    ratio = None if column.arm == measured.reference else measured.ratio(column, confidence)
     return {
         "arm": measured.reference if copy else column.arm,
         "again": copy,

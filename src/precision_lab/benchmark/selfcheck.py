@@ -16,11 +16,12 @@ import torch
 from precision_lab import hardware
 from precision_lab.assemble import Assembly, assemble, resolve
 from precision_lab.benchmark.blocks import Contestant
-from precision_lab.benchmark.measure import Measured, again, take_sittings
+from precision_lab.benchmark.measure import FLOOR_CONFIDENCE, Measured, take_sittings
 from precision_lab.benchmark.sittings import Column, Together, in_turn
 from precision_lab.config import BenchmarkConfig, Config
 from precision_lab.identity import arm_label
 from precision_lab.ratios import Ratio
+from precision_lab.report.benchmarks import again
 
 COPIES = 2  # of the reference arm, in each trial
 FALSE_CALLS = 0.05  # share of the copies' comparisons that passes
@@ -115,7 +116,7 @@ def self_check(asked: Config, tries: int, settings: BenchmarkConfig, told: Calla
         if measured.stopped_by == "interrupted":
             raise KeyboardInterrupt
         ratios = {label: measured.ratio(Column(label)) for label in labels[1:]}
-        floor = measured.ratios()[Column(again(reference))]
+        floor = measured.ratio(Column(again(reference)), FLOOR_CONFIDENCE)
         checked.copies += [ratios[copy] for copy in copies]
         checked.untrusted += not floor.low <= 1 <= floor.high
         checked.seconds.append(measured.seconds)

@@ -127,6 +127,11 @@ class Benchmark:
         return told
 
 
+def again(reference: str) -> str:
+    """The label of the reference arm's second copy: `fp32 again`."""
+    return f"{reference} again"
+
+
 def kind_of_step(compiled: bool, with_data: bool) -> str:
     """`compiled, end to end`."""
     return f"{'compiled, ' if compiled else ''}{'end to end' if with_data else 'computing alone'}"

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from precision_lab.ratios import MARGIN, Ratio
-from precision_lab.report.benchmarks import LAUNCH_BOUND, Benchmark, kind_of_step
+from precision_lab.report.benchmarks import LAUNCH_BOUND, Benchmark, again, kind_of_step
 from precision_lab.report.read import plain
 from precision_lab.report.reading import joined, machine
 from precision_lab.report.render import print_tables
@@ -40,11 +40,9 @@ def standing(budget_s: float) -> Iterator[Callable[[Any], None]]:
     with console.status("building and warming up") as status:
 
         def told(measured: Any) -> None:  # a Measured, whose module brings torch
-            kind = measured.columns[0]
-            alone = {
-                c.arm: r for c, r in measured.ratios().items() if (c.compiled, c.with_data) == (kind.compiled, False)
-            }
-            shown = ", ".join(f"{arm} {ratio}" for arm, ratio in alone.items())
+            compiled, reference = measured.columns[0].compiled, measured.reference
+            alone = [c for c in measured.columns if (c.compiled, c.with_data) == (compiled, False)]
+            shown = ", ".join(f"{c.arm} {measured.ratio(c)}" for c in alone if c.arm != reference)
             status.update(f"{time.monotonic() - began:.0f} of at most {budget_s:.0f} s: {shown}")
 
         yield told
@@ -70,6 +68,7 @@ def tables(benchmark: Benchmark) -> Iterator[tuple[str, list[str], list[list[str
         (True, False): "compiled, computing alone",
         (True, True): "compiled, end to end",
     }
+    order = [benchmark.reference, again(benchmark.reference), *benchmark["arms"]]
     for kind, caption in captions.items():
         compiled, with_data = kind
         columns = [one for one in benchmark["columns"] if (one["compiled"], one["with_data"]) == kind]
@@ -80,16 +79,11 @@ def tables(benchmark: Benchmark) -> Iterator[tuple[str, list[str], list[list[str
         for one in columns:
             low, median, high = (f"{one[key]:.3g}" for key in ("step_ms_p25", "step_ms", "step_ms_p75"))
             ratio = Ratio(**one["ratio"]) if one["ratio"] else None
-            name = one["arm"] + (" again" if one["again"] else "")
+            name = again(one["arm"]) if one["again"] else one["arm"]
             told = [str(ratio) if ratio else "1", _word(benchmark, one, ratio)]
             rows.append([name, f"{median} ({low} to {high})", *told])
-        rows.sort(key=lambda row: list(_order(benchmark)).index(row[0]))
+        rows.sort(key=lambda row: order.index(row[0]))
         yield caption, header, rows
-
-
-def _order(benchmark: Benchmark) -> list[str]:
-    first = [benchmark.reference, f"{benchmark.reference} again"]
-    return first + [arm for arm in benchmark["arms"] if arm not in first]
 
 
 def _word(benchmark: Benchmark, column: dict[str, Any], ratio: Ratio | None) -> str:
@@ -115,7 +109,8 @@ def sentences(benchmark: Benchmark) -> list[str]:
     ]
     further = (_unresolved, _waits, _compiled, _launch_bound, _energy)
     told += [sentence for one in further if (sentence := one(benchmark))]
-    told += [f"{arm} was not timed: {arm_['without']}." for arm, arm_ in benchmark["arms"].items() if arm_["without"]]
+    without = {arm: told_of["without"] for arm, told_of in benchmark["arms"].items()}
+    told += [f"{arm} was not timed: {why}." for arm, why in without.items() if why]
     return told
 
 
