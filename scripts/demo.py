@@ -10,7 +10,7 @@ import runpy
 import sys
 from pathlib import Path
 
-from precision_lab.arms import own_settings
+from precision_lab.arms import group_of, key_of, own_settings
 from precision_lab.config import ROOT, BenchmarkConfig, compose
 from precision_lab.entry import exit_code
 from precision_lab.errors import InputError
@@ -26,7 +26,7 @@ def main(words: list[str]) -> int:
     if flags := [word for word in words if word.startswith("-")]:
         raise InputError(f"{flags[0]} is no override; the demo takes those of train.py, such as seed=0 or name=mine.")
     usual = {"experiment": "demo", "precision": "fp32,bf16,fp16", "seed": "0,1,2,3,4,5"}
-    given = {word.lstrip("+").partition("=")[0]: word.partition("=")[2] for word in words}
+    given = {key_of(word): word.partition("=")[2] for word in words}
     if "experiment" not in given and _has_cuda():
         usual["experiment"] = "demo_cuda"
     budget = f"budget_s={given.get('budget_s', 30)}"
@@ -39,7 +39,7 @@ def main(words: list[str]) -> int:
         return swept
     print(flush=True)
     timed = _time(
-        folder, [word for word in overrides if _key(word) not in OF_A_RUN], (usual | given)["precision"], budget
+        folder, [word for word in overrides if group_of(word) not in OF_A_RUN], (usual | given)["precision"], budget
     )
     compared = _run("scripts/compare.py", str(folder), "--html", str(folder / "report.html"))
     return swept or timed or compared
@@ -56,10 +56,6 @@ def _time(folder: Path, experiment: list[str], arms: str, budget: str) -> int:
     timed = _run("scripts/benchmark.py", *experiment, f"arms={arms}", budget)
     print(flush=True)
     return timed
-
-
-def _key(word: str) -> str:
-    return word.lstrip("+").partition("=")[0].partition(".")[0]
 
 
 def _has_cuda() -> bool:

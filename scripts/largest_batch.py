@@ -10,7 +10,7 @@ import sys
 
 from rich.console import Console
 
-from precision_lab.arms import arms_of, own_settings
+from precision_lab.arms import arms_of, key_of, own_settings
 from precision_lab.config import LargestBatchConfig
 from precision_lab.entry import exit_code, print_anything
 from precision_lab.errors import Ended, InputError
@@ -19,7 +19,7 @@ from precision_lab.largest_batch import find_largest
 
 def main(words: list[str]) -> int:
     settings, others = own_settings(words, LargestBatchConfig, "largest_batch.yaml")
-    if sized := next((word for word in others if word.lstrip("+").startswith("trainer.batch_size=")), None):
+    if sized := next((word for word in others if key_of(word) == "trainer.batch_size"), None):
         raise InputError(f"{sized}: the batch size is what is looked for; leave it out.")
     asked = arms_of(settings.arms, others)
     if settings.reference not in asked:

@@ -19,6 +19,16 @@ Settings = TypeVar("Settings")
 _LABEL = re.compile(r"(\w+)(?:\[(.*)\])?")
 
 
+def key_of(word: str) -> str:
+    """`+trainer.steps=5` -> `trainer.steps`: what an override sets, or with a tilde takes away."""
+    return word.lstrip("+~").partition("=")[0].partition("@")[0]
+
+
+def group_of(word: str) -> str:
+    """`+trainer.steps=5` -> `trainer`."""
+    return key_of(word).partition(".")[0]
+
+
 def arms_of(text: str, overrides: list[str]) -> dict[str, Config]:
     """label -> what a run of that arm with these overrides of train.py would be asked to do.
 
@@ -26,11 +36,11 @@ def arms_of(text: str, overrides: list[str]) -> dict[str, Config]:
     nothing is only checked.
     """
     for word in overrides:
-        if word.lstrip("+~").partition("=")[0].partition(".")[0] == "precision":
+        if group_of(word) == "precision":
             raise InputError(f"{word} sets one arm's precision; here all arms are named together: arms=[fp32,bf16].")
         if word.lstrip("+") == "check=true":
             raise InputError("check=true is for train.py, which then says what it would run; leave it out here.")
-        if word.lstrip("+").startswith("seed=") and "," in word:
+        if key_of(word) == "seed" and "," in word:
             raise InputError(f"{word}: one seed is enough here; several are for train.py -m.")
         if word.startswith("-"):
             raise InputError(f"{word} is no override; write key=value, as for train.py.")

@@ -36,11 +36,7 @@ def new_folder(asked: Config, device: str) -> Path:
     now = datetime.now()
     name = f"{now:%H-%M-%S-%f}_{identity.slug(asked, device)}"
     folder = outputs(asked) / "runs" / f"{now:%Y-%m-%d}" / name
-    try:
-        folder.mkdir(parents=True)
-    except OSError as error:
-        raise _cannot_be_made(folder, error) from error
-    return folder
+    return _made(folder)
 
 
 def benchmark_folder(asked: Config) -> Path:
@@ -52,6 +48,10 @@ def benchmark_folder(asked: Config) -> Path:
         what = "_".join(identity.slug(asked, "benchmark").split("_")[:2])
         name = f"{now:%H-%M-%S-%f}_{what}_{identity.experiment_signature(asked)}"
         folder = outputs(asked) / "benchmarks" / f"{now:%Y-%m-%d}" / name
+    return _made(folder)
+
+
+def _made(folder: Path) -> Path:
     try:
         folder.mkdir(parents=True)
     except OSError as error:

@@ -8,9 +8,11 @@ without a true difference happens to 5 % of arms. Units: nats, seconds of traini
 
 import math
 import statistics
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from itertools import product
+from typing import Any
 
 import numpy
 
@@ -69,23 +71,22 @@ class Reach:
 @cache
 def losses_of(comparison: Comparison) -> dict[str, Loss]:
     """The verdict on each arm that has a loss, and a partner in the reference arm."""
-    base = comparison.reference
-    if not base:
-        return {}
-    share = comparison.config["verdict.loss_margin"]
-    known = {row.arm: _loss(_pairs(row, base), share) for row in comparison.others}
-    return {arm: loss for arm, loss in known.items() if loss}
+    return _of_each(comparison, comparison.others, lambda row, base, share: _loss(_pairs(row, base), share))
 
 
 @cache
 def reaches_of(comparison: Comparison) -> dict[str, Reach]:
     """For each arm with curves, when its runs came to the reference run's final loss of the same seed."""
+    return _of_each(comparison, comparison.rows, lambda row, base, share: _reach(_partners(row, base), share))
+
+
+def _of_each(comparison: Comparison, rows: list[Row], form: Callable[[Row, Row, float], Any]) -> dict[str, Any]:
+    """What is formed of each row, the reference arm's and the margin, by arm; where it is something."""
     base = comparison.reference
     if not base:
         return {}
-    share = comparison.config["verdict.loss_margin"]
-    known = {row.arm: _reach(_partners(row, base), share) for row in comparison.rows}
-    return {arm: reach for arm, reach in known.items() if reach}
+    known = {row.arm: form(row, base, comparison.config["verdict.loss_margin"]) for row in rows}
+    return {arm: one for arm, one in known.items() if one}
 
 
 # --- the difference at the end -------------------------------------------------------------------------------------

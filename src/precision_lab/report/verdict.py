@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from precision_lab.arms import arm_text
+from precision_lab.arms import arm_text, group_of, key_of
 from precision_lab.report.compare import Comparison, Row
 from precision_lab.report.loss import MORE_SEEDS, PAIRS_FOR_A_VERDICT, Loss, losses_of
 from precision_lab.report.reading import SHORT_STEP_MS, difference, horizon, joined, loss_words, machine, ratio
@@ -282,16 +282,12 @@ def _seeds(comparison: Comparison, rows: list[Row], more: int) -> list[int]:
 
 def experiment_overrides(comparison: Comparison) -> list[str]:
     """The overrides that make the experiment, of the newest run."""
-    return [word for word in comparison.newest.overrides if _group(word) not in _OWN]
-
-
-def _group(word: str) -> str:
-    return word.lstrip("+~").partition("=")[0].partition(".")[0].partition("@")[0]
+    return [word for word in comparison.newest.overrides if group_of(word) not in _OWN]
 
 
 def _changes(row: Row) -> list[str]:
     """The overrides that change an arm, beside its name."""
-    return [word for word in row.runs[-1].overrides if word.lstrip("+~").startswith("precision.")]
+    return [word for word in row.runs[-1].overrides if key_of(word).startswith("precision.")]
 
 
 def _texts(comparison: Comparison) -> dict[str, str]:
