@@ -1,6 +1,5 @@
 """Benchmarks as scripts/benchmark.py left them (benchmark.json): read, matched with a comparison, and put in words."""
 
-import json
 import math
 import os
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from typing import Any
 
 from precision_lab.open_sets import label
 from precision_lab.ratios import Ratio, ratio_of
+from precision_lab.report.stored import lacking, object_in
 
 FILE = "benchmark.json"
 SCHEMA_VERSION = 1
@@ -141,18 +141,11 @@ def load(folder: str) -> tuple[Benchmark | None, str]:
     """(the benchmark, "") or (None, why it is no use)."""
     try:
         with open(os.path.join(folder, FILE), "rb") as file:
-            told = json.load(file, parse_constant=_no_number)
+            told, problem = object_in(file.read(), FILE)
     except OSError as error:
         return None, f"{FILE} cannot be read ({error.strerror})"
-    except (ValueError, RecursionError):
-        return None, f"{FILE} is damaged: no JSON"
-    if not isinstance(told, dict):
-        return None, f"{FILE} is damaged: no object"
-    if isinstance(told.get("schema"), int) and told["schema"] > SCHEMA_VERSION:
-        return None, f"written by a newer version (schema {told['schema']}; this one reads up to {SCHEMA_VERSION})"
-    for key, kind in _NEEDED.items():
-        if not isinstance(told.get(key), kind):
-            return None, f"{FILE} is damaged, or of an older version: {key} is missing or of a wrong type"
+    if problem := problem or lacking(told, SCHEMA_VERSION, _NEEDED, FILE):
+        return None, problem
     try:
         benchmark = Benchmark(folder, told)
         _walk(benchmark)
@@ -191,7 +184,3 @@ def _walk(benchmark: Benchmark) -> None:
 def _check_numbers(values: list[Any]) -> None:
     if not all(isinstance(value, int | float) for value in values):
         raise ValueError("what should be a number is none")
-
-
-def _no_number(text: str) -> float:
-    raise ValueError(text)

@@ -23,6 +23,7 @@ from precision_lab.recorder import SCHEMA_VERSION, STATUSES
 from precision_lab.report.benchmarks import FILE as BENCHMARK
 from precision_lab.report.benchmarks import Benchmark
 from precision_lab.report.benchmarks import load as load_benchmark
+from precision_lab.report.stored import lacking, missing, object_in
 
 # W&B's own folders, which hold no result of ours and may be many.
 _WANDB_RUN = re.compile(r"(offline-)?run-\d{8}_\d{6}-")
@@ -36,7 +37,7 @@ _NEEDED = {
     "config": dict, "summary": dict, "hashes": dict, "fingerprint": dict, "support": dict, "versions": dict,
     "git": dict, "host": str, "overrides": list, "curve": dict,
 }  # fmt: skip
-_MISSING = "result.json is damaged, or of an older version: {} is missing or of a wrong type"
+RESULT = "result.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +128,7 @@ def _result_folders(folders: list[Path]) -> Iterator[tuple[str, str, str]]:
         except OSError as error:
             yield folder, "", f"cannot be opened ({error.strerror})"
             continue
-        file = next((name for name in ("result.json", BENCHMARK) if name in inside), "")
+        file = next((name for name in (RESULT, BENCHMARK) if name in inside), "")
         if file:
             yield folder, file, "" if inside[file].is_file() else f"{file} is not a file"
         elif "status.json" in inside:
@@ -146,36 +147,23 @@ def _is_folder(entry: os.DirEntry) -> bool:
 def _load(folder: str) -> tuple[dict[str, Any], str]:
     """(what result.json holds, "") or ({}, why it is no use)."""
     try:
-        with open(os.path.join(folder, "result.json"), "rb") as file:
+        with open(os.path.join(folder, RESULT), "rb") as file:
             text = file.read()
     except OSError as error:
-        return {}, f"result.json cannot be read ({error.strerror})"
+        return {}, f"{RESULT} cannot be read ({error.strerror})"
     if not text.strip():
-        return {}, "result.json is empty"
-    try:
-        result = json.loads(text, parse_constant=_no_number)
-    except (ValueError, RecursionError):
-        return {}, "result.json is damaged: no JSON"
-    problem = _problem(result)
+        return {}, f"{RESULT} is empty"
+    result, problem = object_in(text, RESULT)
+    problem = problem or _problem(result)
     return ({}, problem) if problem else (result, "")
 
 
-def _no_number(text: str) -> float:
-    raise ValueError(text)  # NaN and Infinity are no JSON, and are never written
-
-
-def _problem(result: Any) -> str:
-    if not isinstance(result, dict):
-        return "result.json is damaged: no object"
-    schema = result.get("schema")
-    if isinstance(schema, int) and schema > SCHEMA_VERSION:
-        return f"written by a newer version (schema {schema}; this one reads up to {SCHEMA_VERSION})"
-    for key, kind in _NEEDED.items():
-        if not isinstance(result.get(key), kind) or isinstance(result[key], bool):
-            return _MISSING.format(key)
+def _problem(result: dict[str, Any]) -> str:
+    if problem := lacking(result, SCHEMA_VERSION, _NEEDED, RESULT):
+        return problem
     config = result["config"]
     if not _is_share(config.get("verdict")):
-        return _MISSING.format("verdict.loss_margin")
+        return missing("verdict.loss_margin", RESULT)
     fit = (
         result["status"] in STATUSES
         and isinstance(config.get("precision"), dict)
@@ -190,7 +178,7 @@ def _problem(result: Any) -> str:
         and _is_memory(result.get("memory"))
         and _is_curve(result["curve"])
     )
-    return "" if fit else "result.json is damaged: it holds values of a wrong type"
+    return "" if fit else f"{RESULT} is damaged: it holds values of a wrong type"
 
 
 def _is_memory(memory: Any) -> bool:
