@@ -55,7 +55,7 @@ test-slow: setup ## run the slow tests
 	$(PY) -m pytest -m slow $(ARGS)
 
 test-gpu: ## run the GPU tests; without an environment, with PYTHON and its own torch
-	PYTHONPATH="$(CURDIR)/src$${PYTHONPATH:+:$$PYTHONPATH}" $(GPU_PY) -m pytest -m gpu $(ARGS)
+	PYTHONPATH="$(CURDIR)/src$${PYTHONPATH:+:$$PYTHONPATH}" $(GPU_PY) -m pytest -m gpu tests/test_gpu.py $(ARGS)
 
 review: setup ## look at all runs, offline ones too, in W&B's terminal viewer
 	@ls "$(OUTPUTS)/wandb" > /dev/null 2>&1 || { echo "error: no W&B runs in $(OUTPUTS)/wandb yet; train something first" >&2; exit 1; }
