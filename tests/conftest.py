@@ -38,3 +38,21 @@ def clean_process(monkeypatch):
     assert torch.get_default_dtype() is torch.float32
     assert not torch.is_autocast_enabled("cpu")
     set_float32(Float32Mode.ieee, Float32Mode.ieee)  # whatever arm the test ran
+
+
+@pytest.fixture(scope="module")
+def no_vega():
+    """Pages without the script that draws: it is a megabyte, and takes seconds to put together."""
+    from precision_lab.report import drawing  # its libraries are not on every machine that runs the GPU tests
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(drawing, "javascript", lambda: "/* Vega */")
+        yield
+
+
+@pytest.fixture(scope="module")
+def of_fleet(no_vega, tmp_path_factory):
+    """(the page of a fleet, its comparisons)"""
+    from html_pages import fleet, written
+
+    return written(fleet(tmp_path_factory.mktemp("fleet")))

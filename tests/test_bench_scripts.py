@@ -1,6 +1,5 @@
 """The scripts that measure and look: they run, and refuse in a sentence."""
 
-import importlib.util
 import json
 import re
 
@@ -10,7 +9,7 @@ import torch
 from precision_lab.config import ROOT, compose
 from precision_lab.errors import InputError
 from precision_lab.models import GPT
-from typed_scripts import run
+from typed_scripts import module, run
 
 SECRET = "hunter2-0123456789abcdef"
 
@@ -25,10 +24,7 @@ def refused(script: str, *words: str) -> str:
 @pytest.fixture
 def bench_loop():
     """The script as a module, to be run on a model so small that it takes seconds."""
-    spec = importlib.util.spec_from_file_location("bench_loop", ROOT / "scripts" / "bench_loop.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return module("bench_loop.py")
 
 
 def test_the_loop_is_measured_against_one_by_hand(bench_loop, monkeypatch, capsys):
@@ -66,10 +62,7 @@ def test_inspect_ops_prints_no_secret():
 
 @pytest.fixture
 def gpu_figures():
-    spec = importlib.util.spec_from_file_location("gpu_figures", ROOT / "scripts" / "gpu_figures.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return module("gpu_figures.py")
 
 
 def test_the_gpus_workloads_are_what_they_are_said_to_be(gpu_figures):

@@ -1,6 +1,5 @@
 """The largest batch: the search by itself, then real steps in real processes."""
 
-import importlib.util
 import io
 import itertools
 import re
@@ -13,12 +12,12 @@ from rich.console import Console
 from precision_lab import inspection, largest_batch
 from precision_lab.assemble import assemble, make_trainer, resolve
 from precision_lab.batches import batch_of
-from precision_lab.config import ROOT, LargestBatchConfig, compose
+from precision_lab.config import LargestBatchConfig, compose
 from precision_lab.datasets import TensorSamples
 from precision_lab.errors import InputError
 from precision_lab.largest_batch import GIB, MIB, Largest, find_largest, look, search
 from precision_lab.trainer import Trainer
-from typed_scripts import run
+from typed_scripts import module, run
 
 BUDGET = 10_000_000
 MLP = ["model=mlp", "model.hidden=[64]", "device=cpu", "device.threads=1"]
@@ -173,9 +172,7 @@ def test_running_out_of_memory_in_a_trial_is_an_answer(monkeypatch):
     ],
 )
 def test_what_cannot_be_done_is_refused_in_a_sentence(words, sentence):
-    spec = importlib.util.spec_from_file_location("largest_batch", ROOT / "scripts" / "largest_batch.py")
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
+    script = module("largest_batch.py")
     with pytest.raises(InputError) as told:
         script.main([*MLP, *words])
     assert str(told.value).startswith(sentence)

@@ -7,19 +7,7 @@ from made_up import H100, V100, benchmark, column, put, put_benchmark, result
 from precision_lab.ratios import MARGIN
 from precision_lab.report import curves, drawing
 
-
-@pytest.fixture(autouse=True, scope="module")
-def no_vega():
-    """The script that draws is a megabyte, and takes seconds to put together."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(drawing, "javascript", lambda: "/* Vega */")
-        yield
-
-
-@pytest.fixture(scope="module")
-def of_fleet(tmp_path_factory):
-    """(the page of a fleet, its comparisons)"""
-    return written(fleet(tmp_path_factory.mktemp("fleet")))
+pytestmark = pytest.mark.usefixtures("no_vega")
 
 
 def chart(shown, heading):

@@ -12,7 +12,7 @@ from html_pages import ATTACK, Page, fleet, written
 from made_up import H100, XEON, benchmark, put, put_benchmark, result
 from precision_lab.arms import own_settings
 from precision_lab.config import ROOT, BenchmarkConfig, as_values
-from precision_lab.report import drawing, files, render
+from precision_lab.report import files, render
 from precision_lab.report.compare import compare
 from precision_lab.report.page import commands, page
 from precision_lab.report.read import read
@@ -22,19 +22,7 @@ from precision_lab.report.verdict import verdict_of
 from precision_lab.report.warnings import warnings_of
 from typed_scripts import run
 
-
-@pytest.fixture(autouse=True, scope="module")
-def no_vega():
-    """The script that draws is a megabyte, and takes seconds to put together."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(drawing, "javascript", lambda: "/* Vega */")
-        yield
-
-
-@pytest.fixture(scope="module")
-def of_fleet(tmp_path_factory):
-    """(the page of a fleet, its comparisons)"""
-    return written(fleet(tmp_path_factory.mktemp("fleet")))
+pytestmark = pytest.mark.usefixtures("no_vega")
 
 
 # --- what stands in it --------------------------------------------------------------------------------------------

@@ -1,6 +1,5 @@
 """The scripts as a person runs them."""
 
-import importlib.util
 import json
 import os
 import re
@@ -12,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from typed_scripts import run
+from typed_scripts import module, run
 
 ROOT = Path(__file__).parents[1]
 
@@ -80,9 +79,7 @@ def test_a_demo_of_which_a_job_fails_compares_the_others_and_a_check_compares_no
 
 def test_the_demo_finds_the_modules_that_train_py_finds(monkeypatch):
     """The folder of the script comes first on the path, and a sweep hands the path on to its jobs."""
-    spec = importlib.util.spec_from_file_location("demo", ROOT / "scripts" / "demo.py")
-    demo = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(demo)
+    demo = module("demo.py")
     seen = []
 
     def run_path(path, run_name):

@@ -1,9 +1,11 @@
-"""A script of the repository, run as a person types it."""
+"""A script of the repository, run as a person types it, or taken as a module."""
 
+import importlib.util
 import os
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from precision_lab.config import ROOT
@@ -16,3 +18,11 @@ def run(script: str, *words: Any, columns: int = 80, cwd: Path | None = None, **
     }  # fmt: skip
     command = [sys.executable, str(ROOT / "scripts" / script), *map(str, words)]
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, env=environment | variables, timeout=300)
+
+
+def module(script: str) -> ModuleType:
+    """The script as a module of its own, with nothing run."""
+    spec = importlib.util.spec_from_file_location(Path(script).stem, ROOT / "scripts" / script)
+    made = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(made)
+    return made
