@@ -10,6 +10,7 @@ import signal
 import statistics
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -44,13 +45,10 @@ class Notes:
         default_factory=dict
     )  # with data or without; in processes as the last one chose
     not_steady: int = 0  # sittings in which a warm-up hit its cap
-    skipped_steps: dict[str, int] = field(default_factory=dict)  # in timed blocks, by arm
+    skipped_steps: Counter[str] = field(default_factory=Counter)  # in timed blocks, by arm
     compile_s: dict[str, float] = field(default_factory=dict)  # of the first compilation, with its step
     busy_share: dict[Column, float] = field(default_factory=dict)
     joules_a_step: dict[str, list[float]] = field(default_factory=dict)  # by arm, of each window
-
-    def add_skipped(self, arm: str, steps: int) -> None:
-        self.skipped_steps[arm] = self.skipped_steps.get(arm, 0) + steps
 
 
 class Together:
@@ -156,7 +154,7 @@ class Together:
         lead_in = max(1, self._prefetched)
         batches = self._loader if column.with_data else self._ring.from_step(self._rounds)
         seconds = contestant.steps(batches, steps, lead_in)
-        self.notes.add_skipped(column.arm, contestant.skipped_steps)
+        self.notes.skipped_steps[column.arm] += contestant.skipped_steps
         return self._typical(seconds)
 
 
@@ -191,7 +189,7 @@ class Apart:
                     times[Column(arm, compiled, with_data)] = [step_s]
                     self.notes.steps_of_a_block[with_data] = steps
                 unsettled = unsettled or told["not_steady"] > 0
-                self.notes.add_skipped(arm, told["skipped_steps"])
+                self.notes.skipped_steps[arm] += told["skipped_steps"]
                 if compiled:
                     self.notes.compile_s.setdefault(arm, told["compile_s"])
         self._rounds += 1
@@ -239,6 +237,6 @@ def time_alone(order: tuple[Config, bool, bool]) -> dict[str, Any] | None:
             for column, seconds in times.items()
         ],
         "not_steady": notes.not_steady,
-        "skipped_steps": sum(notes.skipped_steps.values()),
+        "skipped_steps": notes.skipped_steps.total(),
         "compile_s": notes.compile_s.get(""),
     }
