@@ -15,8 +15,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from precision_lab.arms import arms_of, own_settings
-from precision_lab.config import BenchmarkConfig, as_values
+from precision_lab.arms import arms_of
+from precision_lab.config import as_values
 from precision_lab.entry import exit_code, print_anything
 from precision_lab.errors import Ended, InputError
 from precision_lab.folders import benchmark_folder, outputs
@@ -24,6 +24,7 @@ from precision_lab.recorder import write_whole
 from precision_lab.redaction import redact, secrets_in
 from precision_lab.report.benchmarks import FILE, load
 from precision_lab.report.timing import show, standing
+from precision_lab.settings import BenchmarkConfig, own_settings
 from precision_lab.stops import handled_by
 
 

@@ -10,13 +10,14 @@ import runpy
 import sys
 from pathlib import Path
 
-from precision_lab.arms import group_of, key_of, own_settings
-from precision_lab.config import ROOT, BenchmarkConfig, compose
+from precision_lab.arms import group_of, key_of
+from precision_lab.config import ROOT, compose
 from precision_lab.entry import exit_code
 from precision_lab.errors import InputError
 from precision_lab.folders import sweep_folder
 from precision_lab.identity import experiment_signature
 from precision_lab.report.benchmarks import FILE, load
+from precision_lab.settings import BenchmarkConfig, own_settings
 
 PLACES = ("experiment", "name", "paths.")  # the overrides that decide where a sweep lies
 OF_A_RUN = ("precision", "seed", "check", "rerun", "on_error", "on_unsupported")  # and not of a benchmark

@@ -10,11 +10,11 @@ import sys
 
 from rich.console import Console
 
-from precision_lab.arms import arms_of, key_of, own_settings
-from precision_lab.config import LargestBatchConfig
+from precision_lab.arms import arms_of, key_of
 from precision_lab.entry import exit_code, print_anything
 from precision_lab.errors import Ended, InputError
 from precision_lab.largest_batch import find_largest
+from precision_lab.settings import LargestBatchConfig, own_settings
 
 
 def main(words: list[str]) -> int:

@@ -11,10 +11,11 @@ import sys
 import tempfile
 from pathlib import Path
 
-from precision_lab.arms import arms_of, own_settings
-from precision_lab.config import ROOT, BenchmarkConfig, SelfcheckConfig
+from precision_lab.arms import arms_of
+from precision_lab.config import ROOT
 from precision_lab.entry import exit_code, print_anything
 from precision_lab.errors import InputError
+from precision_lab.settings import BenchmarkConfig, SelfcheckConfig, own_settings
 
 MISSED = 3  # the exit code
 CONTROL = ["model=mlp", "dataset=digits", "trainer.steps=200", "device.threads=1", "wandb.mode=disabled"]

@@ -15,7 +15,7 @@ ALL_FILES += sorted((ROOT / "src" / "hydra_plugins").glob("*.py"))
 
 # What must answer before torch is loaded, or in a process without it.
 TORCH_FREE = ["config", "open_sets", "errors", "wording", "identity", "targets", "recorder", "tracking", "terminal"]
-TORCH_FREE += ["folders", "stops", "redaction", "ratios", "losses", "processes", "sweep.plan", "sweep.view"]
+TORCH_FREE += ["settings", "folders", "stops", "redaction", "ratios", "losses", "processes", "sweep.plan", "sweep.view"]
 TORCH_FREE += ["report.read", "report.compare", "report.warnings", "report.reading", "report.render", "report.files"]
 TORCH_FREE += ["report.stored", "report.loss", "report.verdict", "report.timed"]
 TORCH_FREE += ["report.curves", "report.drawing", "report.charts", "report.page"]
@@ -26,7 +26,7 @@ MAY_IMPORT = {
     "vl_convert": {"report.drawing"},
     "jinja2": {"report.page"},
     "hydra": {"config", "targets"},
-    "omegaconf": {"arms", "config", "wording"},
+    "omegaconf": {"config", "settings", "wording"},
 }
 # The one way that imports run: a module may import from those further right, never from those further left.
 LAYERS = [
@@ -52,7 +52,7 @@ LAYERS = [
         "ratios",
         "losses",
     },
-    {"models", "datasets", "hardware", "hashing", "nested", "seeds", "identity", "targets", "arms"},
+    {"models", "datasets", "hardware", "hashing", "nested", "seeds", "identity", "targets", "arms", "settings"},
     {"config", "open_sets", "wording", "errors", "redaction"},
 ]
 BANNED_NAMES = ("util", "utils", "manager", "helpers", "common", "misc", "engine")

@@ -16,17 +16,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from precision_lab.arms import arms_of, own_settings
+from precision_lab.arms import arms_of
 from precision_lab.assemble import assemble, resolve
 from precision_lab.benchmark import blocks, measure, sittings
 from precision_lab.benchmark.blocks import Contestant, Ring, covered, steps_of_a_block, warm_up
 from precision_lab.benchmark.measure import Measured
 from precision_lab.benchmark.sittings import Apart, Column, OutOfMemory, Together, in_turn
-from precision_lab.config import ROOT, BenchmarkConfig, compose
+from precision_lab.config import ROOT, compose
 from precision_lab.errors import InputError
 from precision_lab.hashing import content_hash
 from precision_lab.processes import Killed
 from precision_lab.report.benchmarks import load
+from precision_lab.settings import BenchmarkConfig, own_settings
 from typed_scripts import run
 
 WORDS = ["model=mlp", "model.hidden=[16]", "dataset=digits", "device.threads=1", "trainer.batch_size=8", "device=cpu"]

@@ -10,8 +10,9 @@ from precision_lab.benchmark import conditions, measure, selfcheck
 from precision_lab.benchmark.conditions import Gpu
 from precision_lab.benchmark.selfcheck import Checked
 from precision_lab.benchmark.sittings import Apart, Together
-from precision_lab.config import BenchmarkConfig, compose
+from precision_lab.config import compose
 from precision_lab.ratios import Ratio
+from precision_lab.settings import BenchmarkConfig
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 FASTER, SLOWER, SAME = Ratio(40, 1.1, 1.05, 1.15), Ratio(40, 0.8, 0.78, 0.82), Ratio(40, 1.0, 0.99, 1.01)

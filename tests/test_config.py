@@ -392,7 +392,14 @@ def test_as_values_is_plain():
     assert values["precision"]["param_dtype"] == "float32"
     assert values["precision"]["autocast_dtype"] == "float16"
     assert values["precision"]["fp32_modules"] == ["a", "b"]
-    assert values["device"] == {"type": "auto", "threads": None, "channels_last": False, "compile": False}
+
+    assert values["device"] == {
+        "type": "auto",
+        "threads": None,
+        "channels_last": False,
+        "compile": False,
+        "memory_budget_gib": None,
+    }
     assert as_values({1: (Dtype.float16, 2)}) == {"1": ["float16", 2]}
 
 

@@ -26,8 +26,9 @@ BASES = {
 # All that may differ between comparable runs; whatever is not named here is the experiment.
 NOT_THE_EXPERIMENT = {
     *("seed", "name", "tags", "check", "on_error", "on_unsupported", "rerun"),
-    *("device.type", "device.threads"),
+    *("device.type", "device.threads", "device.memory_budget_gib"),
     *("trainer.log_every", "trainer.eval_every", "trainer.workers"),
+    *("trainer.resume", "trainer.checkpoint_every", "trainer.checkpoint_minutes"),
     *("probe.memory", "wandb.mode", "wandb.project", "wandb.group", "paths.root", "paths.outputs", "paths.data"),
     *("dataset.root", "dataset.path", "dataset.download"),
     *("model.kind", "dataset.kind", "task.kind"),

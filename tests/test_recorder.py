@@ -1,15 +1,18 @@
 """The run folder: values come back as they went in, files are never half written, secrets never written."""
 
+import io
 import json
 import math
 import os
 import re
+import shutil
+from pathlib import Path
 
 import pytest
 import yaml
 
 from precision_lab import recorder
-from precision_lab.recorder import METRICS, SCHEMA_VERSION, STATUSES, Metric, Recorder, write_whole
+from precision_lab.recorder import METRICS, SCHEMA_VERSION, STATUSES, CannotWrite, Metric, Recorder, written_whole
 from precision_lab.redaction import redact, secrets_in
 
 SECRET = "wandb-0123456789abcdef"
@@ -36,7 +39,7 @@ def test_a_logged_line_comes_back(rec):
     rec.log(50, {"train/loss": 0.1 + 0.2, "amp/skipped_steps": 3, "perf/step_ms_p50": None})
     rec.log(100, {"train/loss": 1e-300})
     first, second = lines(rec)
-    assert first.pop("time_s") >= 0
+    assert first.pop("perf/elapsed_s") >= 0
     assert first == {
         "train/step": 50,
         "train/loss": 0.30000000000000004,
@@ -132,6 +135,11 @@ def test_the_config_comes_back(rec):
 # --- writing whole ---------------------------------------------------------------------------
 
 
+def write_whole(path, text):
+    with written_whole(path) as file:
+        file.write(text.encode(errors="backslashreplace"))
+
+
 def test_a_crash_while_writing_leaves_the_old_file(tmp_path, monkeypatch):
     path = tmp_path / "result.json"
     write_whole(path, "old")
@@ -140,7 +148,7 @@ def test_a_crash_while_writing_leaves_the_old_file(tmp_path, monkeypatch):
         raise OSError("power is gone")
 
     monkeypatch.setattr(recorder.os, "replace", crash)
-    with pytest.raises(OSError, match="power is gone"):
+    with pytest.raises(CannotWrite, match="power is gone"):
         write_whole(path, "new and longer")
     assert path.read_text() == "old"
 
@@ -148,7 +156,7 @@ def test_a_crash_while_writing_leaves_the_old_file(tmp_path, monkeypatch):
 def test_a_crash_while_writing_shows_no_half_file(tmp_path, monkeypatch):
     path = tmp_path / "result.json"
     monkeypatch.setattr(recorder.os, "fsync", lambda _: (_ for _ in ()).throw(OSError("disk full")))
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(CannotWrite, match="disk full"):
         write_whole(path, "text")
     assert not path.exists()
     assert [p.name for p in tmp_path.glob("*.json")] == []  # nor under a name that a reader would take
@@ -162,7 +170,7 @@ def test_a_file_that_cannot_be_written_leaves_nothing_behind(tmp_path, monkeypat
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(CannotWrite, match="No space left"):
         write_whole(tmp_path / "a", "new")
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
@@ -180,6 +188,46 @@ def test_writing_leaves_nothing_beside_the_file(tmp_path):
     write_whole(tmp_path / "status.json", "one")
     write_whole(tmp_path / "status.json", "two")
     assert [(p.name, p.read_text()) for p in tmp_path.iterdir()] == [("status.json", "two")]
+
+
+def test_a_full_disk_leaves_the_lines_before_as_they_were(rec, monkeypatch):
+    rec.log(1, {"train/loss": 1.0})
+    before = (rec.folder / "metrics.jsonl").read_bytes()
+
+    class Full(io.FileIO):
+        def write(self, data):
+            return super().write(data[:10])
+
+    monkeypatch.setattr(Path, "open", lambda path, mode, **_: Full(path, mode.replace("b", "")))
+    with pytest.raises(CannotWrite, match=r"metrics\.jsonl cannot be written \(No space left on device\)\.$"):
+        rec.log(2, {"train/loss": 2.0})
+    monkeypatch.undo()
+    assert (rec.folder / "metrics.jsonl").read_bytes() == before
+    rec.log(3, {"train/loss": 3.0})
+    assert [line["train/step"] for line in lines(rec)] == [1, 3]
+
+
+def test_a_folder_that_was_removed_is_not_made_again(tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    rec = Recorder(folder, [])
+    rec.status("running")
+    shutil.rmtree(folder)
+    for write in (lambda: rec.log(1, {"train/loss": 1.0}), lambda: rec.status("completed"), lambda: rec.position()):
+        with pytest.raises(CannotWrite, match="No such file or directory"):
+            write()
+    assert not folder.exists()
+
+
+def test_a_resumed_run_cuts_off_what_came_after_its_checkpoint_and_goes_on_with_its_clock(rec):
+    rec.log(1, {"train/loss": 1.0})
+    place = rec.position()
+    rec.log(2, {"train/loss": 2.0})
+    again = Recorder(rec.folder, [])
+    again.resume(place["metrics_bytes"], 100.0)
+    again.log(2, {"train/loss": 2.5})
+    assert [(line["train/step"], line["train/loss"]) for line in lines(rec)] == [(1, 1.0), (2, 2.5)]
+    assert lines(rec)[0]["perf/elapsed_s"] < 100 <= lines(rec)[1]["perf/elapsed_s"]
 
 
 # --- secrets ----------------------------------------------------------------------------------

@@ -10,8 +10,7 @@ import pytest
 
 from html_pages import ATTACK, Page, fleet, written
 from made_up import H100, XEON, benchmark, put, put_benchmark, result
-from precision_lab.arms import own_settings
-from precision_lab.config import ROOT, BenchmarkConfig, as_values
+from precision_lab.config import ROOT, as_values
 from precision_lab.report import files, render
 from precision_lab.report.compare import compare
 from precision_lab.report.page import commands, page
@@ -20,6 +19,7 @@ from precision_lab.report.reading import reading
 from precision_lab.report.timed import how_timed
 from precision_lab.report.verdict import verdict_of
 from precision_lab.report.warnings import warnings_of
+from precision_lab.settings import BenchmarkConfig, own_settings
 from typed_scripts import run
 
 pytestmark = pytest.mark.usefixtures("no_vega")

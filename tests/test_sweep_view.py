@@ -17,7 +17,13 @@ from precision_lab.sweep.plan import Answer, Job, titles
 from precision_lab.sweep.view import View, clock, figures, sentence
 
 SECRET = "wandb-0123456789abcdef"
-LINE = {"train/step": 40, "time_s": 20.0, "perf/step_ms_p50": 23.5678, "train/loss": 1.23456, "val/loss_fp32": 0.98765}
+LINE = {
+    "train/step": 40,
+    "perf/elapsed_s": 20.0,
+    "perf/step_ms_p50": 23.5678,
+    "train/loss": 1.23456,
+    "val/loss_fp32": 0.98765,
+}
 KNOWN = {"step": "40/100", "step_ms": "23.57", "train_loss": "1.235", "val_loss": "0.9877", "time": "~30 s"}
 RESULT = {
     "step": 400,
@@ -178,7 +184,7 @@ def cells_under(text, header):
 @pytest.mark.parametrize("width", [80, 120])
 @pytest.mark.parametrize("scale", [1, 1000])
 def test_the_table_fits_and_every_title_and_figure_can_be_read(tmp_path, width, scale):
-    line = {**LINE, "train/step": 41 * scale, "time_s": 20.0 * scale}
+    line = {**LINE, "train/step": 41 * scale, "perf/elapsed_s": 20.0 * scale}
     jobs = [
         write(job(tmp_path / "0", TITLES[0], seconds=7.5 * scale), result={**RESULT, "step": 400 * scale}),
         running(tmp_path / "1", TITLES[1], [line], 150 * scale, seconds=3.0),

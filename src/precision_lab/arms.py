@@ -1,21 +1,12 @@
-"""Several arms of one experiment, named by their labels: `fp32,bf16,fp16[fp32_modules=head]`. No torch.
-
-And the settings that a script has beside those of train.py, typed, with their defaults in a YAML file of conf/.
-"""
+"""Several arms of one experiment, named by their labels: `fp32,bf16,fp16[fp32_modules=head]`. No torch."""
 
 import re
 from dataclasses import fields
-from typing import Any, TypeVar
-
-import yaml
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 from precision_lab import identity
-from precision_lab.config import CONF, Config, PrecisionConfig, compose
+from precision_lab.config import Config, PrecisionConfig, compose
 from precision_lab.errors import InputError
 
-Settings = TypeVar("Settings")
 _LABEL = re.compile(r"(\w+)(?:\[(.*)\])?")
 
 
@@ -95,33 +86,3 @@ def arm_text(name: str, overrides: list[str]) -> str | None:
     except InputError:
         return None
     return text if says == [f"precision={name}", *overrides] else None
-
-
-def _parsed(key: str, value: str) -> Any:
-    try:
-        return yaml.safe_load(value)
-    except yaml.YAMLError as error:
-        raise InputError(f"{key}={value} is not valid: it cannot be read as a value.") from error
-
-
-def own_settings(words: list[str], schema: type[Settings], file: str) -> tuple[Settings, list[str]]:
-    """What `words` set of a script's own settings, on top of conf/<file>; and the other words, for train.py's.
-
-    A text is taken as it stands, any other value as YAML.
-    """
-    own = {field.name: field.type for field in fields(schema)}
-    given: dict[str, Any] = {}
-    others = []
-    for word in words:
-        key, equals, value = word.partition("=")
-        if key in own and equals:
-            given[key] = value if own[key] is str else _parsed(key, value)
-        else:
-            others.append(word)
-    try:
-        stated = OmegaConf.merge(OmegaConf.structured(schema), OmegaConf.load(CONF / file), given)
-        return OmegaConf.to_object(stated), others
-    except OmegaConfBaseException as error:
-        key = (error.full_key or next(iter(given), "")).split(".")[0]
-        kind = getattr(own.get(key), "__name__", str(own.get(key)))
-        raise InputError(f"{key}={given.get(key)} is not valid; it takes a value of type {kind}.") from error

@@ -23,13 +23,14 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from precision_lab import open_sets
-from precision_lab.errors import InputError, require
+from precision_lab.errors import InputError, at_least, require
 from precision_lab.redaction import redact, secrets_in
 from precision_lab.wording import unknown_key, word
 
 ROOT = Path(__file__).resolve().parents[2]
 CONF = ROOT / "conf"
 NOT_IDENTITY = {"identity": False}
+WHERE_SET = {"identity": "where set"}  # null is as if the field did not exist
 
 
 class Dtype(Enum):
@@ -68,12 +69,6 @@ class WandbMode(Enum):
 OnError = Enum("OnError", ["continue", "stop"])
 OnUnsupported = Enum("OnUnsupported", ["stop", "skip"])
 Rerun = Enum("Rerun", ["never", "failed", "all"])
-
-
-def _at_least(key: str, value: float | None, minimum: float) -> None:
-    # `not >=` rather than `<`, so that NaN is refused too
-    if value is not None and not value >= minimum:
-        raise InputError(f"{key}={value} is too small; it must be at least {minimum}.")
 
 
 @dataclass
@@ -127,8 +122,8 @@ class PrecisionConfig:
             0 <= self.weight_noise < math.inf,
             f"precision.weight_noise={self.weight_noise} must be finite and not below 0: a share of each weight.",
         )
-        _at_least("precision.growth_interval", self.growth_interval, 1)
-        _at_least("precision.max_consecutive_skips", self.max_consecutive_skips, 1)
+        at_least("precision.growth_interval", self.growth_interval, 1)
+        at_least("precision.max_consecutive_skips", self.max_consecutive_skips, 1)
 
 
 @dataclass
@@ -139,13 +134,18 @@ class DeviceConfig:
     threads: int | None = field(default=MISSING, metadata=NOT_IDENTITY)
     channels_last: bool = MISSING
     compile: bool = MISSING
+    memory_budget_gib: float | None = field(default=MISSING, metadata=NOT_IDENTITY)
 
     def __post_init__(self) -> None:
-        _at_least("device.threads", self.threads, 1)
+        at_least("device.threads", self.threads, 1)
         cores = os.cpu_count() or 1
         require(
             self.threads is None or self.threads <= cores,
             f"device.threads={self.threads} is more than this machine's {cores} cores.",
+        )
+        require(
+            self.memory_budget_gib is None or 0 < self.memory_budget_gib < math.inf,
+            f"device.memory_budget_gib={self.memory_budget_gib} must be above 0 and finite, or null for no limit.",
         )
 
 
@@ -161,6 +161,10 @@ class TrainerConfig:
     log_every: int = field(default=MISSING, metadata=NOT_IDENTITY)
     eval_every: int | None = field(default=MISSING, metadata=NOT_IDENTITY)
     workers: int = field(default=MISSING, metadata=NOT_IDENTITY)
+    init_from: str | None = field(default=MISSING, metadata=WHERE_SET)
+    resume: str = field(default=MISSING, metadata=NOT_IDENTITY)
+    checkpoint_every: int | None = field(default=MISSING, metadata=NOT_IDENTITY)
+    checkpoint_minutes: float | None = field(default=MISSING, metadata=NOT_IDENTITY)
 
     def __post_init__(self) -> None:
         require(
@@ -168,12 +172,25 @@ class TrainerConfig:
             "Exactly one of trainer.steps and trainer.epochs must be set; "
             "set the other to null: trainer.steps=null trainer.epochs=1.",
         )
-        for name in ("steps", "epochs", "batch_size", "accumulation", "log_every", "eval_every"):
-            _at_least(f"trainer.{name}", getattr(self, name), 1)
-        _at_least("trainer.workers", self.workers, 0)
+        for name in ("steps", "epochs", "batch_size", "accumulation", "log_every", "eval_every", "checkpoint_every"):
+            at_least(f"trainer.{name}", getattr(self, name), 1)
+        at_least("trainer.workers", self.workers, 0)
         require(
             self.grad_clip is None or self.grad_clip > 0,
             f"trainer.grad_clip={self.grad_clip} must be above 0, or null for no clipping.",
+        )
+        require(
+            self.checkpoint_minutes is None or self.checkpoint_minutes > 0,
+            f"trainer.checkpoint_minutes={self.checkpoint_minutes} must be above 0, or null for none by time.",
+        )
+        require(
+            self.init_from is None or os.path.isfile(self.init_from),
+            f"trainer.init_from={self.init_from} is not a file; name a checkpoint whose weights to begin with.",
+        )
+        require(
+            self.resume in ("auto", "never") or os.path.exists(self.resume),
+            f"trainer.resume={self.resume} does not exist; valid are auto, never, and the path of a run's folder or of "
+            "a checkpoint in it.",
         )
 
 
@@ -184,7 +201,7 @@ class MeterConfig:
     warmup_steps: int = MISSING
 
     def __post_init__(self) -> None:
-        _at_least("meter.warmup_steps", self.warmup_steps, 0)
+        at_least("meter.warmup_steps", self.warmup_steps, 0)
 
 
 @dataclass
@@ -260,57 +277,6 @@ class Config:
                 self.precision == stated,
                 "precision=auto takes no further precision settings; name the precision to change one.",
             )
-
-
-@dataclass
-class BenchmarkConfig:
-    """What scripts/benchmark.py times, and for how long."""
-
-    arms: str = MISSING
-    reference: str = MISSING
-    budget_s: float = MISSING
-    half_width: float = MISSING
-    data: bool = MISSING
-    compiled: bool = MISSING
-    processes: bool | None = MISSING
-
-    def __post_init__(self) -> None:
-        require(
-            0 < self.budget_s < math.inf, f"budget_s={self.budget_s} must be above 0 and finite: seconds to measure."
-        )
-        require(
-            0 < self.half_width < 1, f"half_width={self.half_width} must be above 0 and below 1: a share of the ratio."
-        )
-
-
-@dataclass
-class LargestBatchConfig:
-    """What scripts/largest_batch.py looks for, and in how much memory."""
-
-    arms: str = MISSING
-    reference: str = MISSING
-    budget_gib: float | None = MISSING
-
-    def __post_init__(self) -> None:
-        require(
-            self.budget_gib is None or 0 < self.budget_gib < math.inf,
-            f"budget_gib={self.budget_gib} must be above 0 and finite, or null.",
-        )
-
-
-@dataclass
-class SelfcheckConfig:
-    """How long scripts/selfcheck.py looks."""
-
-    tries: int = MISSING
-    budget_s: float = MISSING
-    loss: bool = MISSING
-
-    def __post_init__(self) -> None:
-        _at_least("tries", self.tries, 0)
-        require(
-            0 < self.budget_s < math.inf, f"budget_s={self.budget_s} must be above 0 and finite: seconds of a trial."
-        )
 
 
 # What Hydra raises where the input cannot be composed; ValueError for a group that is given a non-name.

@@ -15,6 +15,11 @@ def require(condition: bool, sentence: str) -> None:
         raise InputError(sentence)
 
 
+def at_least(key: str, value: float | None, minimum: float) -> None:
+    """Raise InputError if there is a value and it is below the minimum, or NaN."""
+    require(value is None or value >= minimum, f"{key}={value} is too small; it must be at least {minimum}.")
+
+
 class Ended(Exception):
     """The process is to end with this exit code; what there was to say has been said."""
 

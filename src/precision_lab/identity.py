@@ -1,8 +1,8 @@
 """What makes two runs the same: signatures, arm labels and the names made of them.
 
-A field whose schema says `NOT_IDENTITY` does not count, nor does `kind`, which is a check and no
-argument. Where data lies is no part of the experiment, since the data hash speaks for it; it is
-part of the run, whose folder is named before any data is read.
+A field whose schema says `NOT_IDENTITY` does not count, one that says `WHERE_SET` not while it is null, nor does
+`kind`, which is a check and no argument. Where data lies is no part of the experiment, since the data hash speaks
+for it; it is part of the run, whose folder is named before any data is read.
 """
 
 import hashlib
@@ -25,7 +25,8 @@ def counted(values: dict[str, Any], schema: type = Config) -> dict[str, Any]:
     known = {f.name: f for f in fields(schema)}
     result = {}
     for key, item in values.items():
-        if key in known and not known[key].metadata.get("identity", True):
+        counts = known[key].metadata.get("identity", True) if key in known else True
+        if not counts or (counts == "where set" and item is None):
             continue
         if key in known and isinstance(item, dict) and is_dataclass(known[key].type):
             item = counted(item, known[key].type)

@@ -15,9 +15,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from precision_lab.config import Config, LargestBatchConfig
+from precision_lab.config import Config
 from precision_lab.errors import InputError, require
 from precision_lab.processes import Killed, ask
+from precision_lab.settings import LargestBatchConfig
 from precision_lab.sweep.survey import survey
 
 GIB, MIB = 2**30, 2**20

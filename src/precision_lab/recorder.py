@@ -1,17 +1,20 @@
 """What a run leaves behind: metrics.jsonl, status.json, environment.json, result.json. No torch.
 
 Local files are the truth. Every file but metrics.jsonl is written whole and renamed into place, so
-that a reader never sees half of one; metrics.jsonl gets one flushed line a log point.
+that a reader never sees half of one; metrics.jsonl gets one whole line a log point, and a resumed run cuts it back
+to where its checkpoint was made.
 """
 
+import contextlib
+import errno
 import json
 import math
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import yaml
 
@@ -41,6 +44,7 @@ METRICS = {
     "val/accuracy": Metric("share", "higher"),
     "perf/step_ms_p50": Metric("ms", "lower"),
     "perf/step_ms_p95": Metric("ms", "lower"),
+    "perf/elapsed_s": Metric("s by the wall clock that the run has taken, the time between attempts left out", None),
     "perf/measured_steps": Metric("steps that the step times are of", None),
     "perf/samples_per_s": Metric("samples/s", "higher"),
     "perf/data_wait_share": Metric("share of the step time the host waited for data", "lower"),
@@ -55,8 +59,15 @@ METRICS = {
 }
 
 
+class CannotWrite(Exception):
+    """A file of a run's folder cannot be written: the text is a sentence for the reader."""
+
+    def __init__(self, path: Path, error: OSError):
+        super().__init__(f"{path} cannot be written ({error.strerror or error}).")
+
+
 class Recorder:
-    """Writes one run folder."""
+    """Writes one run folder. Raises CannotWrite where that is not possible, and leaves what was written as it was."""
 
     def __init__(self, folder: Path, secrets: list[str]):
         """`folder` must exist; `secrets` are the texts never to be written.
@@ -67,10 +78,10 @@ class Recorder:
         self.metrics = dict(METRICS)
         self._secrets = secrets
         self._started = time.time()
+        self._elapsed_before = 0.0  # by earlier attempts
 
     def config(self, values: dict[str, Any]) -> None:
-        text = yaml.safe_dump(self._clean(values), sort_keys=False, allow_unicode=True)
-        write_whole(self.folder / "config.yaml", text)
+        self._write("config.yaml", yaml.safe_dump(self._clean(values), sort_keys=False, allow_unicode=True))
 
     def environment(self, values: dict[str, Any]) -> None:
         self._write_json("environment.json", values)
@@ -87,9 +98,28 @@ class Recorder:
             if name.startswith("val/"):  # a task measures what it likes
                 self.metrics.setdefault(name, Metric("not stated", None))
         self._check_names(values)
-        line = {"train/step": step, "time_s": round(time.time() - self._started, 3), **finite(values)}
-        with (self.folder / "metrics.jsonl").open("a") as file:
-            file.write(json.dumps(line, allow_nan=False) + "\n")
+        elapsed = {"perf/elapsed_s": round(self.elapsed_s(), 3)}
+        line = json.dumps({"train/step": step, **elapsed, **finite(values)}, allow_nan=False) + "\n"
+        _append(self.folder / "metrics.jsonl", line.encode())
+
+    def elapsed_s(self) -> float:
+        """Seconds that the run has taken, all its attempts together."""
+        return self._elapsed_before + time.time() - self._started
+
+    def position(self) -> dict[str, float]:
+        """Where metrics.jsonl stands, safe on the disk, for a checkpoint: what `resume` takes."""
+        path = self.folder / "metrics.jsonl"
+        try:
+            with path.open("ab") as file:
+                os.fsync(file.fileno())
+                return {"metrics_bytes": file.tell(), "elapsed_s": self.elapsed_s()}
+        except OSError as error:
+            raise CannotWrite(path, error) from error
+
+    def resume(self, metrics_bytes: int, elapsed_s: float) -> None:
+        """Go on from a checkpoint's position: cut off what was recorded after it."""
+        os.truncate(self.folder / "metrics.jsonl", metrics_bytes)
+        self._elapsed_before = elapsed_s
 
     def result(self, final: Mapping[str, float | None], best: Mapping[str, float | None], **parts: Any) -> None:
         """Write result.json: all that a comparison table needs.
@@ -112,7 +142,11 @@ class Recorder:
             raise KeyError(f"{unknown[0]} is not declared in recorder.METRICS")
 
     def _write_json(self, name: str, values: dict[str, Any]) -> None:
-        write_whole(self.folder / name, json.dumps(_storable(self._clean(values)), indent=2, allow_nan=False) + "\n")
+        self._write(name, json.dumps(_storable(self._clean(values)), indent=2, allow_nan=False) + "\n")
+
+    def _write(self, name: str, text: str) -> None:
+        with written_whole(self.folder / name) as file:
+            file.write(text.encode(errors="backslashreplace"))
 
     def _clean(self, values: Any) -> Any:
         return redact(values, self._secrets)
@@ -139,15 +173,37 @@ def _storable(values: Any) -> Any:
     return str(values) if isinstance(values, float) and not math.isfinite(values) else values
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write a file so that it is either the old one or the new one, whatever happens in between."""
+@contextlib.contextmanager
+def written_whole(path: Path) -> Iterator[BinaryIO]:
+    """A file to write to that becomes `path` at the end: it is the old one or the new one, whatever happens in between.
+
+    Raises CannotWrite. What a kill leaves has a name that begins with a dot.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with temporary.open("w", encoding="utf-8", errors="backslashreplace") as file:
-            file.write(text)
+        with temporary.open("wb") as file:
+            yield file
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise CannotWrite(path, error) from error
         raise
+
+
+def _append(path: Path, line: bytes) -> None:
+    """Append all of it or nothing: a full disk takes a part."""
+    try:
+        with path.open("ab", buffering=0) as file:
+            before = file.tell()
+            try:
+                if file.write(line) < len(line):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            except BaseException:
+                file.truncate(before)
+                raise
+    except OSError as error:
+        raise CannotWrite(path, error) from error

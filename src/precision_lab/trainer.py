@@ -78,6 +78,7 @@ class Trainer:
         self.scaler = policy.grad_scaler()
         self.guard = NonFiniteGuard(optimizer, model)
         self.window = Window()
+        self.phase = "forward"  # or backward, optimizer: what a step was at, where it fails
         self._parameters = [p for p in model.parameters() if p.requires_grad]
 
     def step(self, batches: Iterator[Any]) -> None:
@@ -86,10 +87,13 @@ class Trainer:
         self.optimizer.zero_grad()
         for _ in range(n):
             batch = next(batches)
+            self.phase = "forward"
             with self.policy.autocast():  # forward and loss, and nothing else
                 loss, _ = self.task(self.model, batch)
+            self.phase = "backward"
             self.scaler.scale(loss / n if n > 1 else loss).backward()  # a division by 1 costs two kernels
             self.window.add_loss(loss)
+        self.phase = "optimizer"
         self.scaler.unscale_(self.optimizer)
         grad_norm = clip_gradients(self._parameters, self.plan.grad_clip)
         nonfinite = (grad_norm - grad_norm).ne_(0).float()  # 0 or 1: inf - inf and NaN - NaN are NaN

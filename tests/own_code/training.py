@@ -41,6 +41,7 @@ def trainer_of(
     made = (optimizer or fused_adamw)(model.parameters())
     stated = {"steps": None, "epochs": 1, "batch_size": 4, "accumulation": 1, "grad_clip": None}
     stated |= {"log_every": 10**9, "eval_every": None, "workers": 0}
+    stated |= {"init_from": None, "resume": "auto", "checkpoint_every": None, "checkpoint_minutes": None}
     rate = schedule or (lambda step, total: constant(step, total, 0))
     return Trainer(TrainerConfig(**(stated | plan)), policy, task, model, made, rate)
 

@@ -167,7 +167,7 @@ def figures(job: Job) -> dict[str, str]:
         return {}
     running = job.status == "running"
     values = _progress(job) if running else _result(job)
-    step, total, seconds = (values.pop(key, None) for key in ("step", "total_steps", "time_s"))
+    step, total, seconds = (values.pop(key, None) for key in ("step", "total_steps", "elapsed_s"))
     known = {key: f"{value:.4g}" for key, value in values.items() if value is not None}
     if step is not None:
         known["step"] = f"{step}/{total}" if running and total else str(step)
@@ -205,7 +205,7 @@ def _progress(job: Job) -> dict[str, Any]:
     return {
         "step": line.get("train/step"),
         "total_steps": told.get("total_steps"),
-        "time_s": line.get("time_s"),
+        "elapsed_s": line.get("perf/elapsed_s"),
         "step_ms": line.get("perf/step_ms_p50"),
         "train_loss": line.get("train/loss"),
         "val_loss": line.get("val/loss_fp32"),
