@@ -19,7 +19,7 @@ TORCH_FREE += ["settings", "folders", "stops", "redaction", "ratios", "losses", 
 TORCH_FREE += ["report.read", "report.compare", "report.warnings", "report.reading", "report.render", "report.files"]
 TORCH_FREE += ["report.stored", "report.loss", "report.verdict", "report.timed"]
 TORCH_FREE += ["report.curves", "report.drawing", "report.charts", "report.page"]
-TORCH_FREE += ["report.memory"]
+TORCH_FREE += ["report.memory", "code"]
 MAY_IMPORT = {
     "wandb": {"tracking"},
     "altair": {"report.drawing"},
@@ -52,7 +52,7 @@ LAYERS = [
         "ratios",
         "losses",
     },
-    {"models", "datasets", "hardware", "hashing", "nested", "seeds", "identity", "targets", "arms", "settings"},
+    {"models", "datasets", "hardware", "hashing", "nested", "seeds", "identity", "targets", "arms", "settings", "code"},
     {"config", "open_sets", "wording", "errors", "redaction"},
 ]
 BANNED_NAMES = ("util", "utils", "manager", "helpers", "common", "misc", "engine")

@@ -22,6 +22,7 @@ from precision_lab.assemble import (
     validation_batches,
 )
 from precision_lab.batches import TrainBatches
+from precision_lab.code import code_of
 from precision_lab.config import Config, as_values
 from precision_lab.environment import environment_of
 from precision_lab.errors import InputError
@@ -54,7 +55,7 @@ def run(asked: Config, sweep: bool = False) -> int:
     if asked.check:
         print(*resolved.notes, *parts[0].notes, f"{_title(asked)}: {CHECKED}", sep="\n")
         return 0
-    environment = environment_of(device) | {"support": resolved.support}
+    environment = environment_of(device) | {"code": code_of(asked), "support": resolved.support}
     secrets = secrets_in(os.environ, as_values(asked), sys.argv)
     with Stops() as stops:
         if sweep:
@@ -253,7 +254,7 @@ class _Run:
             experiment_signature=identity.experiment_signature(asked),
             run_signature=identity.run_signature(asked),
             hashes=self.hashes,
-            **{key: self.environment[key] for key in ("fingerprint", "support", "host", "versions", "git")},
+            **{key: self.environment[key] for key in ("fingerprint", "support", "host", "versions", "git", "code")},
             finished=time.time(),
             overrides=[word for word in sys.argv[1:] if word.startswith("~") or ("=" in word and word[0] != "-")],
             memory=self.memory,
