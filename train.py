@@ -1,7 +1,13 @@
 """The single entrypoint: compose, check, run. `python train.py --help` lists what can be set."""
 
 import os
+import signal
 import sys
+
+# Ctrl-C while Hydra loads ends the process as it is, and prints no stack.
+ctrl_c = signal.getsignal(signal.SIGINT)
+if ctrl_c is signal.default_int_handler:  # one that is ignored stays so
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 os.environ["HYDRA_FULL_ERROR"] = "1"  # hands composition errors to us whole, so that we can word them
 
@@ -10,8 +16,9 @@ from hydra.core.hydra_config import HydraConfig  # noqa: E402
 from hydra.types import RunMode  # noqa: E402
 
 from precision_lab import config  # noqa: E402
-from precision_lab.entry import exit_code, print_anything, refuse  # noqa: E402
+from precision_lab.entry import exit_code, print_what_can_be, refuse  # noqa: E402
 from precision_lab.errors import Ended, InputError  # noqa: E402
+from precision_lab.stops import ignore_checkpoint_signal  # noqa: E402
 from precision_lab.wording import word  # noqa: E402
 
 
@@ -34,9 +41,11 @@ def train(composed, experiment, sweep) -> int:
 
 
 if __name__ == "__main__":
-    print_anything()
+    print_what_can_be()
     config.register()
+    ignore_checkpoint_signal()
     try:
+        signal.signal(signal.SIGINT, ctrl_c)
         main()
     except Ended as end:
         sys.exit(end.code)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from precision_lab.errors import InputError
 from precision_lab.redaction import redact, secrets_in
+from precision_lab.streams import lossy
 
 
 def exit_code(action: Callable[[], int]) -> int:
@@ -33,3 +34,11 @@ def print_anything() -> None:
     """Let stdout take what the terminal's encoding does not have, such as a letter of a folder's name."""
     if sys.stdout is not None:  # closed by who started us
         sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def print_what_can_be() -> None:
+    """Like `print_anything`, and what stdout or stderr cannot take is dropped: a run's result is its files."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is not None:
+            setattr(sys, name, lossy(stream.fileno(), stream.encoding))

@@ -15,6 +15,7 @@ from precision_lab import identity
 from precision_lab.config import Config, Rerun, as_values, sweep_name
 from precision_lab.errors import InputError
 from precision_lab.redaction import redact, secrets_in
+from precision_lab.streams import lossy
 
 LOG = "train.log"
 # The statuses that a sweep leaves as they are; of any other a run is missing, a dead process's `running` too.
@@ -23,7 +24,7 @@ FINISHED = {Rerun.never: RESULTS | {"failed"}, Rerun.failed: RESULTS, Rerun.all:
 
 
 class Busy(Exception):
-    """Another process is running this job."""
+    """Another process is running this job: the text says which."""
 
 
 def outputs(asked: Config) -> Path:
@@ -60,8 +61,8 @@ def _made(folder: Path) -> Path:
 
 
 def open_log(folder: Path) -> TextIO:
-    """The run's own log, for more lines at its end."""
-    return (folder / LOG).open("a", encoding="utf-8", errors="backslashreplace")
+    """The run's own log, for more lines at its end, as far as the disk takes them."""
+    return lossy(folder / LOG)
 
 
 def sweep_folder(asked: Config) -> Path:
@@ -124,7 +125,7 @@ def _lock(log: TextIO) -> None:
     try:
         fcntl.lockf(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError) as error:
-        raise Busy from error
+        raise Busy(owner(Path(log.name).parent)) from error
     except OSError as error:
         raise InputError(f"{log.name} cannot be locked ({error.strerror}); set paths.outputs.") from error
 
@@ -141,6 +142,19 @@ def _set_aside(folder: Path) -> None:
         # status.json first: a kill in between must not leave a finished job without its result
         for path in sorted(left, key=lambda path: path.name != "status.json"):
             path.rename(target / path.name)
+
+
+def owner(folder: Path) -> str:
+    """Who runs a job, by its own word: `pid 123 on HOST since 14:02`."""
+    told = read_json(folder / "status.json")
+    try:
+        since = datetime.fromtimestamp(told["started"])
+    except (KeyError, TypeError, ValueError, OverflowError, OSError):
+        return "another process"
+    if told.get("status") != "running":  # an earlier one's: it has only just begun
+        return "another process"
+    day = "" if since.date() == datetime.now().date() else f"{since:%Y-%m-%d} "
+    return f"pid {told.get('pid')} on {told.get('host')} since {day}{since:%H:%M}"
 
 
 def read_json(path: Path) -> dict[str, Any]:

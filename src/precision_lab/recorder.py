@@ -10,6 +10,7 @@ import errno
 import json
 import math
 import os
+import platform
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -89,8 +90,8 @@ class Recorder:
     def status(self, status: str, **details: Any) -> None:
         if status not in STATUSES:
             raise ValueError(f"{status} is not a run status")
-        stamp = {"status": status, "pid": os.getpid(), "started": self._started, "updated": time.time()}
-        self._write_json("status.json", stamp | details)
+        owner = {"host": platform.node(), "pid": os.getpid(), "started": self._started}
+        self._write_json("status.json", {"status": status, **owner, "updated": time.time(), **details})
 
     def log(self, step: int, values: Mapping[str, float | None]) -> None:
         """Append one line. A non-finite value is null there, and named under `nonfinite`."""

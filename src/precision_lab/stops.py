@@ -70,6 +70,11 @@ class Stops:
         self._held = True
 
 
+def ignore_checkpoint_signal() -> None:
+    """SIGUSR1, which would end the process, does nothing until a run has something to save. No child inherits this."""
+    signal.signal(signal.SIGUSR1, lambda number, frame: None)
+
+
 def stop_when_closed(pipe: int) -> None:
     """Stop this process, as SIGTERM would, once nobody holds the other end of the file descriptor `pipe`."""
 

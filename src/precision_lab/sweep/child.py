@@ -11,7 +11,8 @@ from typing import TextIO
 from precision_lab.config import Config, as_values
 from precision_lab.entry import exit_code
 from precision_lab.redaction import redact, secrets_in
-from precision_lab.stops import STOP_SIGNALS, stop_when_closed
+from precision_lab.stops import STOP_SIGNALS, ignore_checkpoint_signal, stop_when_closed
+from precision_lab.streams import lossy
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class Order:
 
 
 class _Redacted(io.TextIOWrapper):
-    """What the job prints goes into its log, and a secret does not."""
+    """What the job prints goes into its log, as far as the disk takes it, and a secret does not."""
 
     secrets: list[str]
 
@@ -34,6 +35,7 @@ class _Redacted(io.TextIOWrapper):
 
 def main() -> None:
     """Run the job and end with its exit code."""
+    ignore_checkpoint_signal()
     order: Order = pickle.load(os.fdopen(0, "rb", closefd=False))
     sys.path[:], sys.argv = order.path, order.command
     secrets = secrets_in(os.environ, as_values(order.asked), order.command)
@@ -53,7 +55,7 @@ def main() -> None:
 
 
 def _redacting(stream: TextIO, secrets: list[str]) -> TextIO:
-    wrapped = _Redacted(stream.detach(), encoding="utf-8", errors="backslashreplace", line_buffering=True)
+    wrapped = lossy(stream.fileno(), kind=_Redacted)
     wrapped.secrets = secrets
     return wrapped
 
