@@ -15,7 +15,18 @@ ALL_FILES += sorted((ROOT / "src" / "hydra_plugins").glob("*.py"))
 
 # What must answer before torch is loaded, or in a process without it.
 TORCH_FREE = ["config", "open_sets", "errors", "wording", "identity", "targets", "recorder", "tracking", "terminal"]
-TORCH_FREE += ["settings", "folders", "stops", "redaction", "ratios", "losses", "processes", "sweep.plan", "sweep.view"]
+TORCH_FREE += [
+    "settings",
+    "logs",
+    "folders",
+    "stops",
+    "redaction",
+    "ratios",
+    "losses",
+    "processes",
+    "sweep.plan",
+    "sweep.view",
+]
 TORCH_FREE += ["report.read", "report.compare", "report.warnings", "report.reading", "report.render", "report.files"]
 TORCH_FREE += ["report.stored", "report.loss", "report.verdict", "report.timed"]
 TORCH_FREE += ["report.curves", "report.drawing", "report.charts", "report.page"]
@@ -43,6 +54,7 @@ LAYERS = [
         "recorder",
         "probe",
         "batches",
+        "loading",
         "optim",
         "tracking",
         "terminal",
@@ -51,8 +63,12 @@ LAYERS = [
         "stops",
         "ratios",
         "losses",
+        "checkpoint",
+        "resume",
+        "logs",
     },
     {"models", "datasets", "hardware", "hashing", "nested", "seeds", "identity", "targets", "arms", "settings", "code"},
+    {"image_files", "torchvision_files"},
     {"config", "open_sets", "wording", "errors", "redaction", "streams"},
 ]
 BANNED_NAMES = ("util", "utils", "manager", "helpers", "common", "misc", "engine")

@@ -560,7 +560,7 @@ def test_one_step_of_a_torchvision_model(precision):
 
 
 def test_tf32_is_refused_on_a_cpu():
-    device = hardware.select_device(DeviceConfig(config.DeviceType.cpu, None, False, False))
+    device = hardware.select_device(DeviceConfig(config.DeviceType.cpu, None, False, False, None))
     with pytest.raises(InputError, match="precision=tf32 needs tf32, which this cpu device does not have"):
         hardware.check_support(load_precision("tf32"), device, hardware.dtype_support(device))
 

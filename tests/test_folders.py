@@ -15,7 +15,17 @@ import torch
 from precision_lab import config, folders, hardware
 from precision_lab.config import ROOT, Rerun
 from precision_lab.errors import InputError
-from precision_lab.folders import Busy, claim, finished, job_folder, new_folder, read_json, sweep_folder
+from precision_lab.folders import (
+    Busy,
+    Claim,
+    claim,
+    claim_single,
+    finished,
+    job_folder,
+    read_json,
+    set_aside,
+    sweep_folder,
+)
 
 HERE = {"device": "cuda", "model": "NVIDIA X", "count": 1}
 STATUSES = ("running", "completed", "diverged", "out_of_memory", "failed", "interrupted")
@@ -28,7 +38,8 @@ from precision_lab import folders
 from precision_lab.config import Rerun
 
 folder = Path(sys.argv[1])
-log, _ = folders.claim(folder, Rerun.never, {})
+log = folders.claim(folder, Rerun.never, {}).log
+folders.set_aside(folder)
 (folder / "status.json").write_text(json.dumps({"status": "running", "pid": os.getpid()}))
 print("of the first attempt", file=log, flush=True)
 other = os.fork() if sys.argv[2:] else 0
@@ -56,11 +67,12 @@ def write(folder, **files):
 
 
 def attempt(folder, rerun=Rerun.all, fingerprint=HERE):
-    """Claim the folder and let go of it."""
-    log, status = claim(folder, rerun, fingerprint)
-    if log:
-        log.close()
-    return status
+    """Claim the folder, set aside what is there unless it is finished, and let go of it."""
+    claimed = claim(folder, rerun, fingerprint)
+    if claimed.log:
+        set_aside(folder)
+        claimed.log.close()
+    return None if claimed.log else claimed.status
 
 
 def contents(folder):
@@ -148,7 +160,7 @@ def test_a_folder_is_not_made_by_naming_it(tmp_path):
 
 
 def test_a_single_run_s_folder_is_made_new_each_time(tmp_path):
-    one, two = (new_folder(asked(tmp_path), "cpu") for _ in range(2))
+    one, two = (claim_single(asked(tmp_path), "cpu").folder for _ in range(2))
     assert one != two
     for folder in (one, two):
         assert folder.is_dir()
@@ -217,9 +229,9 @@ def test_a_fingerprint_comes_back_from_its_file_as_it_was(tmp_path):
 
 def test_a_claim_makes_the_folder_and_gives_its_open_log(tmp_path):
     folder = tmp_path / "sweeps" / "x" / "job"
-    log, status = claim(folder, Rerun.never, HERE)
-    with log:
-        assert status is None
+    claimed = claim(folder, Rerun.never, HERE)
+    with claimed.log as log:
+        assert (claimed.folder, claimed.status) == (folder, None)
         log.write("ü \udcff\n")  # whatever the job prints
     assert contents(folder) == {"train.log": "ü \\udcff\n"}
 
@@ -228,7 +240,7 @@ def test_a_finished_job_is_left_as_it_is(tmp_path):
     write(tmp_path, status={"status": "diverged"}, result={"fingerprint": HERE})
     (tmp_path / "train.log").write_text("before\n")
     left = contents(tmp_path)
-    assert claim(tmp_path, Rerun.never, HERE) == (None, "diverged")
+    assert claim(tmp_path, Rerun.never, HERE) == Claim(tmp_path, None, "diverged")
     assert contents(tmp_path) == left
 
 
@@ -265,7 +277,7 @@ def test_a_data_worker_that_outlives_its_run_holds_nothing(tmp_path, held):
 
 def test_a_finished_job_can_be_claimed_again_after_it_was_looked_at(tmp_path):
     write(tmp_path, status={"status": "completed"}, result={"fingerprint": HERE})
-    assert claim(tmp_path, Rerun.never, HERE) == (None, "completed")
+    assert claim(tmp_path, Rerun.never, HERE) == Claim(tmp_path, None, "completed")
     process = subprocess.run(
         [sys.executable, "-P", "-c", HOLDER.replace("sleep(60)", "sleep(0)").replace("never", "all"), tmp_path],
         env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
@@ -279,8 +291,8 @@ def test_a_finished_job_can_be_claimed_again_after_it_was_looked_at(tmp_path):
 
 def test_each_attempt_is_kept_and_the_log_continued(tmp_path):
     for number in (1, 2, 3):
-        log, _ = claim(tmp_path, Rerun.all, HERE)
-        with log:
+        with claim(tmp_path, Rerun.all, HERE).log as log:
+            set_aside(tmp_path)
             log.write(f"line {number}\n")
         (tmp_path / "metrics.jsonl").write_text(f"metrics {number}")
         (tmp_path / ".status.json.77").write_text(f"half {number}")  # a writer was killed
@@ -361,7 +373,7 @@ def test_a_job_s_folder_that_cannot_be_made_is_wrong_input(tmp_path, blocked):
 def test_a_single_run_s_folder_that_cannot_be_made_is_wrong_input(tmp_path):
     (tmp_path / "runs").touch()
     with pytest.raises(InputError, match=r"cannot be made \(Not a directory\); set paths\.outputs\.$"):
-        new_folder(asked(tmp_path), "cpu")
+        claim_single(asked(tmp_path), "cpu")
 
 
 def test_the_log_has_one_name(tmp_path):

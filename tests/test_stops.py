@@ -10,7 +10,7 @@ import pytest
 
 from precision_lab import stops as stops_module
 from precision_lab.errors import InputError
-from precision_lab.run import _task_metrics
+from precision_lab.recorder import metrics_of
 from precision_lab.stops import Stops, Terminated, stop_when_closed
 
 
@@ -78,4 +78,4 @@ def test_what_nohup_ignores_stays_ignored():
 @pytest.mark.parametrize("metrics", [{"m": "x"}, {"m": ("x", "up")}, {"m": 3}, ["m"]])
 def test_metrics_that_a_task_states_wrongly_are_refused(metrics):
     with pytest.raises(InputError, match=r'^task: metrics must be like {"mae": \("dollars", "lower"\)}'):
-        _task_metrics(type("Task", (), {"metrics": metrics}))
+        metrics_of(type("Task", (), {"metrics": metrics}))

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch.nn.parameter import is_lazy
 
 from precision_lab import config, hardware, open_sets, targets
 from precision_lab.batches import TrainBatches, eval_batches, place_on
+from precision_lab.checkpoint import load_weights
 from precision_lab.config import Config, TrainerConfig
 from precision_lab.datasets import Data, as_data
 from precision_lab.errors import InputError
@@ -73,27 +75,44 @@ def assemble(resolved: Resolved, workload: Workload | None = None) -> Assembly:
     """Build the workload, if there is none, and prove the arm's label. InputError, or LabelError from the proof."""
     asked, device = resolved.asked, resolved.device
     notes = [_emulation_note(name, device) for name in resolved.emulated]
+    if asked.trainer.init_from:
+        notes.append(f"initial weights from {asked.trainer.init_from}; optimizer, schedule and data begin anew")
+    hardware.limit_memory(asked.device, device)
     policy = Policy(asked.precision, device)
     flags = policy.apply_backends()
     proof = policy.prove()
     place = place_on(device, asked.device.channels_last)
     workload = workload or build_workload(asked)
-    steps = _total_steps(asked.trainer, len(workload.data.train))
+    steps = total_steps(asked.trainer, len(workload.data.train))
     return Assembly(asked, policy, workload, place, flags, proof, steps, notes)
 
 
 def build_workload(asked: Config) -> Workload:
     """Build data, then the model on it, then the task. Weights depend on the run's seed, data does not."""
-    for group in open_sets.NAMES:  # a class that does not exist is told before data is read
+    locate_all(asked)
+    data = build_data(dataset_of(asked))
+    model = build_model(asked, data)
+    return Workload(model, content_hash(model.state_dict()), data, targets.bind("task", asked.task))
+
+
+def locate_all(asked: Config) -> None:
+    """InputError for a class or function that does not exist: told before data is read."""
+    for group in open_sets.NAMES:
         targets.locate(group, getattr(asked, group))
-    dataset = {
+
+
+def dataset_of(asked: Config) -> dict[str, Any]:
+    """The dataset's `_target_` and arguments, with what the model tells it."""
+    return {
         key: asked.model.get(key) if value is None and key in open_sets.SHARED_FACTS else value
         for key, value in asked.dataset.items()
     }
+
+
+def build_data(dataset: dict[str, Any]) -> Data:
+    """Training and validation samples: both are there, and the first can be read."""
     seed_globals(0)  # for a dataset of the user's that draws: equal in all runs, or none were comparable
-    data = _checked_data(targets.instantiate("dataset", dataset))
-    model = build_model(asked, data)
-    return Workload(model, content_hash(model.state_dict()), data, targets.bind("task", asked.task))
+    return _checked_data(targets.instantiate("dataset", dataset))
 
 
 def build_model(asked: Config, data: Data) -> nn.Module:
@@ -117,6 +136,8 @@ def build_model(asked: Config, data: Data) -> nn.Module:
             f"model._target_={model_node['_target_']} has lazy parameters, whose initial weights would depend on the "
             "first batch; give their sizes."
         )
+    if asked.trainer.init_from:
+        load_weights(model, Path(asked.trainer.init_from))
     return model
 
 
@@ -126,13 +147,15 @@ def _checked_data(made: Any) -> Data:
     except InputError:
         raise
     except Exception as error:  # a user's dataset can raise anything when it is read
-        raise InputError(f"dataset: reading a sample raised {type(error).__name__}: {error}.") from error
+        sentence = f"dataset: reading a sample raised {type(error).__name__}: {error}."
+        raise targets.refusal(error, sentence) from error
     if not len(data.train) or not len(data.val):
         raise InputError(f"dataset: {len(data.train)} training and {len(data.val)} validation samples; both need some.")
     return data
 
 
-def _total_steps(plan: TrainerConfig, samples: int) -> int:
+def total_steps(plan: TrainerConfig, samples: int) -> int:
+    """The steps that a plan comes to on so many training samples; InputError where that is none."""
     if plan.steps:
         return plan.steps
     steps = plan.epochs * (samples // plan.batch_size) // plan.accumulation
@@ -152,11 +175,11 @@ def _emulation_note(name: str, device: torch.device) -> str:
     )
 
 
-def training_batches(ready: Assembly) -> TrainBatches:
-    """The run's batches from the first on: in every arm the same for a seed."""
-    plan = ready.asked.trainer
+def training_batches(ready: Assembly, state: dict[str, Any] | None = None) -> TrainBatches:
+    """The run's batches, from the first on or from a `TrainBatches.state`: in every arm the same for a seed."""
+    plan, data = ready.asked.trainer, ready.workload.data.train
     seed = derive(ready.asked.seed, "order")
-    return TrainBatches(ready.workload.data.train, plan.batch_size, seed, ready.place, plan.workers, _pins(ready))
+    return TrainBatches(data, plan.batch_size, seed, ready.place, plan.workers, _pins(ready), state)
 
 
 def validation_batches(ready: Assembly) -> Iterator[tuple[Any, int]]:

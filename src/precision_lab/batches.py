@@ -4,22 +4,20 @@ Iterating leaves the global random streams alone, so that no arm's dropout depen
 loads data. Shape legend: B samples of a batch, C channels, H = W = image_size.
 """
 
-import hashlib
-import os
-import signal
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
 from precision_lab.datasets import TensorSamples
 from precision_lab.errors import InputError
-from precision_lab.hashing import update
+from precision_lab.hashing import Chain, content_hash
+from precision_lab.loading import load
 from precision_lab.nested import map_tensors
-from precision_lab.seeds import PrivateRandomness, derive
 
 
 class TrainBatches:
@@ -27,7 +25,8 @@ class TrainBatches:
 
     An epoch is a fresh permutation without its last incomplete batch. `place` moves a batch to
     its device when the batch is handed out; `pin` for a CUDA device, which copies from pinned memory
-    without waiting. Raises InputError if no batch is full.
+    without waiting. `state` is one that an earlier object gave: the batches go on after those that it handed out.
+    Raises InputError if no batch is full.
     """
 
     def __init__(
@@ -38,32 +37,40 @@ class TrainBatches:
         place: Callable[[Any], Any],
         workers: int = 0,
         pin: bool = False,
+        state: dict[str, Any] | None = None,
     ) -> None:
         if batch_size > len(dataset):
             raise InputError(
                 f"trainer.batch_size={batch_size} is larger than the training set: choose at most {len(dataset)}."
             )
+        self._handed_out: int = state["handed_out"] if state else 0
+        self._hash = Chain(state["hash"] if state else "")
         order = partial(_shuffled, len(dataset), batch_size, seed)
-        self._batches = _load(dataset, order(), seed, workers, pin)
-        self._indices = order()  # a second pass of its own: the loader runs ahead of the training
+        ahead = islice(order(), self._handed_out, None)
+        self._batches = _load(dataset, ahead, seed, workers, pin, self._handed_out)
+        self._order = islice(order(), self._handed_out, None)  # a second pass: the loader runs ahead of the training
         self._place = place
-        self._digest = hashlib.sha256()
-        self._started = False
+        self.indices: list[int] = []  # of the samples in the batch handed out last
 
     def __iter__(self) -> Iterator[Any]:
         return self
 
     def __next__(self) -> Any:
         batch = next(self._batches)
-        if not self._started:
-            update(self._digest, batch)
-            self._started = True
-        self._digest.update(next(self._indices).numpy())
+        if not self._handed_out:
+            self._hash.add(content_hash(batch).encode())
+        indices = next(self._order)
+        self._hash.add(indices.numpy().tobytes())
+        self._handed_out, self.indices = self._handed_out + 1, indices.tolist()
         return self._place(batch)
 
     def order_hash(self) -> str:
         """16 hex digits over the first batch's values and the indices of all batches handed out."""
-        return self._digest.hexdigest()[:16]
+        return self._hash.digest()
+
+    def state(self) -> dict[str, Any]:
+        """How far it is, as plain values, for a checkpoint."""
+        return {"handed_out": self._handed_out, "hash": self._hash.state}
 
 
 def eval_batches(
@@ -105,42 +112,12 @@ def _shuffled(length: int, batch_size: int, seed: int) -> Iterator[Tensor]:
         yield from order[: length - length % batch_size].split(batch_size)
 
 
-def _load(dataset: Dataset, order: Iterable[Tensor], seed: int, workers: int, pin: bool) -> Iterator[Any]:
-    """The batches that `order` lists, on the CPU."""
+def _load(
+    dataset: Dataset, order: Iterable[Tensor], seed: int, workers: int, pin: bool, first: int = 0
+) -> Iterator[Any]:
+    """The batches that `order` lists, on the CPU; `first` is the number of the first one."""
     if isinstance(dataset, TensorSamples) and not workers:
         yield from (dataset[indices] for indices in order)  # one gather, no collate
         return
-    loader = DataLoader(
-        _SeededSamples(dataset, seed),
-        batch_sampler=([number, *indices.tolist()] for number, indices in enumerate(order)),
-        num_workers=workers,
-        worker_init_fn=_leave_signals_to_the_run,
-        generator=torch.Generator().manual_seed(seed),  # else it draws its seed from the global generator
-        pin_memory=pin,  # would start a CUDA context, which a run on the CPU has no use for
-    )
-    yield from loader
-
-
-class _SeededSamples(Dataset):
-    """Samples drawn under a random stream of their batch's own, however many workers share the batches.
-
-    So a random augmentation gives the same batch in every arm, and shifts no dropout mask.
-    """
-
-    def __init__(self, dataset: Dataset, seed: int) -> None:
-        self._dataset, self._seed = dataset, seed
-
-    def __getitems__(self, numbered: list[int]) -> list[Any]:
-        number, *indices = numbered
-        with PrivateRandomness(derive(self._seed, f"batch {number}")):
-            if hasattr(self._dataset, "__getitems__"):
-                return self._dataset.__getitems__(indices)
-            return [self._dataset[index] for index in indices]
-
-
-def _leave_signals_to_the_run(worker: int) -> None:
-    """A worker has no result to save: the run ends it, and a signal to the run's group does not reach it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # not the run's handler, which it inherited
-    os.setpgrp()
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    numbered = ([number, *indices.tolist()] for number, indices in enumerate(order, first))
+    yield from load(dataset, numbered, seed, workers, pin)

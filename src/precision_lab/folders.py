@@ -2,11 +2,14 @@
 
 A single run's folder is named by time and made new. A job of a sweep has its folder named by
 content, so that the same command finds what it has finished: `claim` hands it to one process at a
-time, and only if there is something to do. What an earlier attempt left is kept under `attempts/`.
+time, and only if there is something to do. What an earlier attempt left, and a new one does not go on
+with, is kept under `attempts/`.
 """
 
 import fcntl
 import json
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, TextIO
@@ -20,6 +23,7 @@ from precision_lab.streams import lossy
 LOG = "train.log"
 # The statuses that a sweep leaves as they are; of any other a run is missing, a dead process's `running` too.
 RESULTS = {"completed", "diverged", "out_of_memory"}
+STOPPED = {"running", "interrupted"}
 FINISHED = {Rerun.never: RESULTS | {"failed"}, Rerun.failed: RESULTS, Rerun.all: set()}
 
 
@@ -27,17 +31,71 @@ class Busy(Exception):
     """Another process is running this job: the text says which."""
 
 
+@dataclass(frozen=True)
+class Claim:
+    """A run's folder that this process holds, as long as the log is open."""
+
+    folder: Path
+    log: TextIO | None  # for more lines at its end; None: the job is finished
+    status: str | None = None  # in which an earlier attempt left it
+    checkpoint: Path | None = None  # that the user named to go on from
+
+    @property
+    def stopped(self) -> bool:
+        """Whether an earlier attempt was stopped or killed before its end."""
+        return self.status in STOPPED
+
+
 def outputs(asked: Config) -> Path:
     """`paths.outputs`, absolute: a user's code may change the working directory."""
     return Path(asked.paths.outputs).absolute()
 
 
-def new_folder(asked: Config, device: str) -> Path:
-    """Make the folder of a single run: `runs/<date>/<time with microseconds>_<slug>`."""
+def claim_single(asked: Config, device: str) -> Claim:
+    """The folder of a single run: the newest that was stopped and can go on, by `trainer.resume`, or a new one.
+
+    InputError where the user named one that cannot go on.
+    """
+    slug, resume = identity.slug(asked, device), asked.trainer.resume
+    if resume not in ("auto", "never"):
+        return _named(Path(resume).absolute())
+    runs = outputs(asked) / "runs"
+    for folder in sorted(runs.glob(f"*/*_{slug}"), reverse=True) if resume == "auto" else []:
+        if read_json(folder / "status.json").get("status") in STOPPED and any(folder.glob("checkpoints/step_*.pt")):
+            with suppress(Busy, InputError):  # it is being run: this one is another
+                return _claimed(folder)
     now = datetime.now()
-    name = f"{now:%H-%M-%S-%f}_{identity.slug(asked, device)}"
-    folder = outputs(asked) / "runs" / f"{now:%Y-%m-%d}" / name
-    return _made(folder)
+    return _claimed(_made(runs / f"{now:%Y-%m-%d}" / f"{now:%H-%M-%S-%f}_{slug}"))
+
+
+def _named(path: Path) -> Claim:
+    folder = path if path.is_dir() else path.parent.parent
+    if not (folder / "status.json").is_file():
+        hint = "a run's folder" if path.is_dir() else "a checkpoint in one; trainer.init_from takes the weights alone"
+        raise InputError(f"trainer.resume={path} is not {hint}.")
+    try:
+        claim = _claimed(folder)
+    except Busy as error:
+        raise InputError(f"trainer.resume={path}: another process is running it.") from error
+    if not claim.stopped:
+        claim.log.close()
+        raise InputError(f"trainer.resume={path}: that run has ended ({claim.status}), there is nothing to go on with.")
+    return replace(claim, checkpoint=None if path.is_dir() else path)
+
+
+def _claimed(folder: Path) -> Claim:
+    """Raises Busy, or InputError where that is not possible."""
+    try:
+        log = open_log(folder)
+    except OSError as error:
+        raise _cannot_be_made(folder, error) from error
+    try:
+        _lock(log)
+    except BaseException:
+        log.close()
+        raise
+    status = read_json(folder / "status.json").get("status")
+    return Claim(folder, log, status if isinstance(status, str) else None)
 
 
 def benchmark_folder(asked: Config) -> Path:
@@ -97,27 +155,25 @@ def finished(folder: Path, rerun: Rerun, fingerprint: dict[str, Any]) -> str | N
     return status
 
 
-def claim(folder: Path, rerun: Rerun, fingerprint: dict[str, Any]) -> tuple[TextIO | None, str | None]:
-    """Take hold of a job's folder: (its open log, None), or (None, status) if the job is finished.
+def claim(folder: Path, rerun: Rerun, fingerprint: dict[str, Any]) -> Claim:
+    """Take hold of a job's folder, which is made if need be; nothing in it is changed.
 
     The lock lies on the log and goes with the process, however it ends. Raises Busy or InputError.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        log = open_log(folder)
     except OSError as error:
         raise _cannot_be_made(folder, error) from error
+    claim = _claimed(folder)
     try:
-        _lock(log)
         status = finished(folder, rerun, fingerprint)
-        if status is None:
-            _set_aside(folder)
-            return log, None
     except BaseException:
-        log.close()
+        claim.log.close()
         raise
-    log.close()
-    return None, status
+    if status is None:
+        return claim
+    claim.log.close()
+    return Claim(folder, None, status)
 
 
 def _lock(log: TextIO) -> None:
@@ -130,7 +186,7 @@ def _lock(log: TextIO) -> None:
         raise InputError(f"{log.name} cannot be locked ({error.strerror}); set paths.outputs.") from error
 
 
-def _set_aside(folder: Path) -> None:
+def set_aside(folder: Path) -> None:
     """Move an earlier attempt's files to `attempts/<n>`; the log is continued."""
     attempts = folder / "attempts"
     left = [path for path in folder.iterdir() if path.name not in (LOG, attempts.name)]

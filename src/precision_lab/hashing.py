@@ -9,6 +9,20 @@ import torch
 from torch import Tensor
 
 
+class Chain:
+    """A hash over a sequence of byte strings that can be taken up again: each link is hashed with the one before."""
+
+    def __init__(self, state: str = "") -> None:
+        self.state = state  # 64 hex digits; "" before the first link
+
+    def add(self, link: bytes) -> None:
+        self.state = hashlib.sha256(self.state.encode() + link).hexdigest()
+
+    def digest(self) -> str:
+        """16 hex digits."""
+        return self.state[:16]
+
+
 def content_hash(*parts: Any) -> str:
     """16 hex digits of sha256 over nested values."""
     digest = hashlib.sha256()

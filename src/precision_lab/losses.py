@@ -4,6 +4,8 @@ No torch: the losses are on the host by then.
 """
 
 import math
+from collections.abc import Iterable
+from typing import Any
 
 import numpy
 
@@ -43,6 +45,20 @@ class Spikes:
         self._seen += len(new)
         self._before = known[-_WINDOW:]
 
+    def state(self) -> dict[str, Any]:
+        """Plain values, for a checkpoint: what `load_state` takes."""
+        return {
+            "before": self._before.tolist(),
+            "seen": self._seen,
+            "judged": self._judged,
+            "spikes": self._spikes,
+        }
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Go on from there."""
+        self._before = numpy.asarray(state["before"], dtype="float64")
+        self._seen, self._judged, self._spikes = state["seen"], state["judged"], state["spikes"]
+
     @property
     def score(self) -> float | None:
         """Share of the losses from the 101st on that are spikes; None if there are none so far."""
@@ -58,16 +74,16 @@ def _sums(values: numpy.ndarray, start: numpy.ndarray, end: numpy.ndarray) -> nu
 class Curve:
     """The validation loss, computed in float32, at the evaluations of a run."""
 
-    def __init__(self) -> None:
-        self._points: list[tuple[int, float, float | None]] = []
+    def __init__(self, points: Iterable[tuple[int, float, float | None]] = ()) -> None:
+        self.points = list(points)
 
     def add(self, step: int, train_s: float, loss: float) -> None:
         """After `step` steps and `train_s` seconds of training alone."""
-        self._points.append((step, round(train_s, 6), loss if math.isfinite(loss) else None))
+        self.points.append((step, round(train_s, 6), loss if math.isfinite(loss) else None))
 
     def stored(self) -> dict[str, list[float | None]]:
         """Column by column, at most POINTS of them, evenly chosen with the last; a loss that is not finite is None."""
-        last = len(self._points) - 1
-        kept = sorted({round(place) for place in numpy.linspace(0, last, min(len(self._points), POINTS))})
-        columns = zip(*(self._points[place] for place in kept), strict=True) if self._points else ((), (), ())
+        last = len(self.points) - 1
+        kept = sorted({round(place) for place in numpy.linspace(0, last, min(len(self.points), POINTS))})
+        columns = zip(*(self.points[place] for place in kept), strict=True) if self.points else ((), (), ())
         return dict(zip(("step", "train_s", "val_loss_fp32"), map(list, columns), strict=True))

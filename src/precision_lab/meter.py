@@ -83,6 +83,22 @@ class Meter:
         self._marks = []
         return times
 
+    def state(self) -> dict[str, Any]:
+        """The accounts between two windows as plain values, for a checkpoint: what `load_state` takes."""
+        return {
+            "step_ms": list(self.step_ms),
+            "train_s": self.train_s,
+            "wait_ms": self._measured_wait_ms,
+            "samples": self._measured_samples,
+            "peaks": dict(self._peaks),
+        }
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Go on from there. The warm-up steps are left out again: this process has to warm up, too."""
+        self.step_ms, self.train_s = list(state["step_ms"]), state["train_s"]
+        self._measured_wait_ms, self._measured_samples = state["wait_ms"], state["samples"]
+        self._peaks = dict(state["peaks"])
+
     def summary(self) -> dict[str, float | None]:
         """Median and 95th percentile of the step time, throughput, share of waiting for data, memory peaks.
 

@@ -70,17 +70,17 @@ def _fused_sgd_is_right(dtype: torch.dtype) -> bool:
 class LearningRate:
     """Sets every parameter group's learning rate to its initial value times the schedule's factor."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer, schedule: Schedule, total: int):
-        self._groups = optimizer.param_groups
-        self._peaks = [group["lr"] for group in self._groups]
-        self._schedule, self._total = schedule, total
+    def __init__(self, optimizer: torch.optim.Optimizer, schedule: Schedule):
+        self._optimizer, self._schedule = optimizer, schedule
+        self._peaks = [group["lr"] for group in optimizer.param_groups]
 
-    def set(self, step: int) -> float:
-        """Set the rate for this attempted step; return the first group's. InputError for a senseless factor."""
-        factor = _factor(self._schedule, step, self._total)
-        for group, peak in zip(self._groups, self._peaks, strict=True):
+    def set(self, step: int, total: int) -> float:
+        """Set the rate for this attempted step of `total`; return the first group's. InputError for a senseless one."""
+        factor = _factor(self._schedule, step, total)
+        groups = self._optimizer.param_groups  # asked for each time: a loaded state brings its own
+        for group, peak in zip(groups, self._peaks, strict=True):
             group["lr"] = peak * factor
-        return self._groups[0]["lr"]
+        return groups[0]["lr"]
 
 
 def check_schedule(schedule: Schedule, total_steps: int) -> None:

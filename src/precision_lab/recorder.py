@@ -19,6 +19,7 @@ from typing import Any, BinaryIO
 
 import yaml
 
+from precision_lab.errors import InputError
 from precision_lab.redaction import redact
 
 SCHEMA_VERSION = 1
@@ -58,6 +59,17 @@ METRICS = {
     "amp/nonfinite_steps": Metric("steps", "lower"),
     "energy/joules_per_sample": Metric("J", "lower"),
 }
+
+
+def metrics_of(task: Any) -> dict[str, Metric]:
+    """`val/<name>` for what a task says it measures: `metrics = {"mae": ("dollars", "lower")}`."""
+    try:
+        stated = {f"val/{name}": Metric(unit, better) for name, (unit, better) in getattr(task, "metrics", {}).items()}
+        if all(metric.better in ("lower", "higher", None) for metric in stated.values()):
+            return stated
+    except (TypeError, ValueError, AttributeError):  # not a mapping of names to pairs
+        pass
+    raise InputError('task: metrics must be like {"mae": ("dollars", "lower")}, with lower, higher or None.')
 
 
 class CannotWrite(Exception):
@@ -121,6 +133,10 @@ class Recorder:
         """Go on from a checkpoint's position: cut off what was recorded after it."""
         os.truncate(self.folder / "metrics.jsonl", metrics_bytes)
         self._elapsed_before = elapsed_s
+
+    def lines(self) -> list[dict[str, Any]]:
+        """What metrics.jsonl holds."""
+        return [json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines()]
 
     def result(self, final: Mapping[str, float | None], best: Mapping[str, float | None], **parts: Any) -> None:
         """Write result.json: all that a comparison table needs.

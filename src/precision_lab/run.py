@@ -1,15 +1,11 @@
 """One run, start to end: the only module that knows the order of things and owns the run's status."""
 
-import contextlib
-import logging
 import math
 import os
 import sys
 import time
-from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
-from typing import Any, TextIO
+from typing import Any
 
 from precision_lab import folders, hardware, identity, open_sets
 from precision_lab.assemble import (
@@ -22,22 +18,23 @@ from precision_lab.assemble import (
     validation_batches,
 )
 from precision_lab.batches import TrainBatches
+from precision_lab.checkpoint import Checkpoints, NotPlain
 from precision_lab.code import code_of
-from precision_lab.config import Config, as_values
+from precision_lab.config import Config, Rerun, as_values
 from precision_lab.environment import environment_of
 from precision_lab.errors import InputError
 from precision_lab.inspection import measure_memory, peak_by_kind
+from precision_lab.logs import log, logging_to
 from precision_lab.losses import Curve
 from precision_lab.meter import Meter
-from precision_lab.recorder import Metric, Recorder
+from precision_lab.recorder import CannotWrite, Recorder, metrics_of
 from precision_lab.redaction import redact, secrets_in
-from precision_lab.seeds import derive, seed_globals
+from precision_lab.resume import about, check_hashes, state_to_go_on_from
+from precision_lab.seeds import derive, generator_states, restore_generators, seed_globals
 from precision_lab.stops import Stops, Terminated
-from precision_lab.terminal import CHECKED, bar, summary_lines
-from precision_lab.tracking import Mirror
-from precision_lab.trainer import Progress, Trainer, evaluate, is_eval_point
-
-log = logging.getLogger("precision_lab")
+from precision_lab.terminal import BUSY, CHECKED, bar, summary_lines
+from precision_lab.tracking import Mirror, mirror_of
+from precision_lab.trainer import BETWEEN_STEPS, Progress, Trainer, evaluate, is_eval_point
 
 
 def run(asked: Config, sweep: bool = False) -> int:
@@ -45,7 +42,8 @@ def run(asked: Config, sweep: bool = False) -> int:
 
     A single run gets a folder of its own, once its input is known to be right: an InputError means
     that nothing was written. A job of a `sweep` has the folder its content names, which tells whatever
-    became of it; it is left alone if it is finished, or being run by another process.
+    became of it; it is left alone if it is finished, or being run by another process. What was stopped
+    or killed before its end goes on from its last checkpoint.
     """
     if sweep:
         _refuse_a_second_job()
@@ -58,23 +56,20 @@ def run(asked: Config, sweep: bool = False) -> int:
     environment = environment_of(device) | {"code": code_of(asked), "support": resolved.support}
     secrets = secrets_in(os.environ, as_values(asked), sys.argv)
     with Stops() as stops:
-        if sweep:
+        if not sweep:
+            claim = folders.claim_single(asked, device.type)
+        else:
             folder = folders.job_folder(asked, device.type)
             try:
-                log_file, status = folders.claim(folder, asked.rerun, environment["fingerprint"])
-            except folders.Busy:
-                print(f"{_title(asked)}: being run by another process -> {folder}")
+                claim = folders.claim(folder, asked.rerun, environment["fingerprint"])
+            except folders.Busy as owner:
+                print(f"{_title(asked)}{BUSY}{owner} -> {folder}")
                 return 0
-            if status:
-                print(f"{_title(asked)}: {status} before -> {folder}")
-                return 1 if status == "failed" else 0
-        else:
-            folder = folders.new_folder(asked, device.type)
-            log_file = folders.open_log(folder)
-        recorder = Recorder(folder, secrets)
-        recorder.status("running")
-        with log_file, _logging_to(log_file, secrets):
-            return _Run(resolved, parts, recorder, environment, secrets, stops).to_the_end()
+            if not claim.log:
+                print(f"{_title(asked)}: {claim.status} before -> {folder}")
+                return 1 if claim.status == "failed" else 0
+        with claim.log, logging_to(claim.log, secrets):
+            return _Run(resolved, parts, claim, environment, secrets, stops).to_the_end()
 
 
 _a_job_ran = False
@@ -105,14 +100,19 @@ class _Run:
         self,
         resolved: Resolved,
         parts: Parts | None,
-        recorder: Recorder,
+        claim: folders.Claim,
         environment: dict[str, Any],
         secrets: list[str],
         stops: Stops,
     ):
         self.resolved, self.parts, self.asked = resolved, parts, resolved.asked
-        self.recorder, self.environment, self.secrets, self.stops = recorder, environment, secrets, stops
-        self.progress = Progress()
+        self.claim, self.environment, self.secrets, self.stops = claim, environment, secrets, stops
+        self.recorder = Recorder(claim.folder, secrets)
+        self.checkpoints: Checkpoints | None = None
+        self.kept_at: int | None = None  # steps done at the last checkpoint of this process
+        self.resumed_at: list[int] = []  # steps done when an attempt went on from a checkpoint
+        self.trainer: Trainer | None = None
+        self.training = False
         self.final: dict[str, float | None] = {}
         self.best: dict[str, float | None] = {}
         self.hashes: dict[str, str] = {}
@@ -124,6 +124,7 @@ class _Run:
         """Run and return the exit code; every way out leaves status.json and result.json."""
         code = 0
         try:
+            self._take_over()
             self.stops.release()
             self._begin()
             self._train_and_measure()
@@ -133,6 +134,10 @@ class _Run:
             self.stops.hold()
             status, reason = "interrupted", str(stop)
             code = 130 if reason == "Ctrl-C" else 143
+            self._keep_where_it_stopped()
+        except CannotWrite as error:  # as if it had been killed: the same command goes on from the last checkpoint
+            self.stops.hold()
+            status, reason, code = "interrupted", str(error), 1
         except (Exception, SystemExit) as error:  # sys.exit() in a model is no end of ours
             self.stops.hold()
             first_line = str(error).split("\n")[0]
@@ -143,18 +148,31 @@ class _Run:
             else:
                 status, reason, code = "failed", f"{type(error).__name__}: {first_line}", 1
             log.exception("the run stopped")
-        self._finish(status, reason)
+        try:
+            self._finish(status, reason)
+        except CannotWrite as error:
+            log.error(error)
+            return 1
         return code
 
+    def _take_over(self) -> None:
+        """Make the folder this attempt's own: what an earlier one left stays if it is gone on with."""
+        plan = self.asked.trainer
+        self.goes_on = self.claim.stopped and plan.resume != "never" and self.asked.rerun is not Rerun.all
+        if not self.goes_on:
+            folders.set_aside(self.claim.folder)
+        self.recorder.status("running")
+
     def _begin(self) -> None:
-        self.recorder.config(as_values(self.asked))
-        self.recorder.environment(self.environment)
+        self._describe()
         for note in self.resolved.notes:
             log.info(note)
         log.info("%s -> %s", _title(self.asked), self.recorder.folder)
-        self._start_mirror()
+        self.mirror = mirror_of(self.asked, self.resolved.device.type, self.environment, self.secrets)
         ready, self.trainer, self.batches = self.parts or _build(self.resolved)
         self.ready = ready
+        self.meter = Meter(self.trainer.policy.device, self.asked.meter.warmup_steps)
+        seed_globals(derive(self.asked.seed, "dropout"))
         for note in ready.notes:
             log.info(note)
         if self.trainer.guard.syncs:
@@ -162,51 +180,129 @@ class _Run:
             log.info("%s takes no flag to skip a step by: each step waits for the device", optimizer)
         self.environment |= {"backend_flags": ready.flags, "label_proof": ready.proof}
         self.recorder.environment(self.environment)
-        self.recorder.metrics |= _task_metrics(ready.workload.task)
+        self.recorder.metrics |= metrics_of(ready.workload.task)
         self.hashes |= {"data": ready.workload.data.hash, "initial_weights": ready.workload.weights_hash}
+        plan = self.asked.trainer
+        self.checkpoints = Checkpoints(self.claim.folder, plan.checkpoint_every, plan.checkpoint_minutes)
+        if self.goes_on:
+            self._go_on()
         self.recorder.status("running", total_steps=ready.total_steps)
 
-    def _start_mirror(self) -> None:
-        asked, device = self.asked, self.resolved.device.type
-        signature = identity.experiment_signature(asked)
-        words = {
-            "group": asked.wandb.group or (f"{asked.name}-{signature}" if asked.name else signature),
-            "tags": [asked.precision.name, device, *asked.tags],
-            "config": _mirror_config(asked, self.environment),
+    def _describe(self) -> None:
+        self.recorder.config(as_values(self.asked))
+        self.recorder.environment(self.environment)
+
+    def _go_on(self) -> None:
+        """Take up the state of the last checkpoint; where there is none that can be used, start over."""
+        by_itself = self.asked.trainer.resume == "auto"
+        try:
+            now = about(self.asked, self.environment, self.secrets)
+            state, changes = state_to_go_on_from(self.claim.folder, now, self.claim.checkpoint)
+            check_hashes(state["about"]["hashes"], self.hashes)
+            if by_itself and changes:
+                raise InputError(" ".join(f"{change}." for change in changes))
+        except InputError as error:
+            if not by_itself:
+                raise
+            log.info("starting over (what was there is kept under attempts/): %s", error)
+            folders.set_aside(self.claim.folder)
+            self._describe()
+            return
+        for change in changes:
+            log.warning("goes on all the same: %s", change)
+        self._restore(state)
+        log.info("goes on after step %d, from its checkpoint", self.trainer.done)
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        self.trainer.load_state(state["trainer"])
+        self.batches = training_batches(self.ready, state["batches"])
+        self.meter.load_state(state["meter"])
+        kept = state["run"]
+        self.final, self.best, self.curve = kept["final"], kept["best"], Curve(kept["curve"])
+        self.resumed_at = [*kept["resumed_at"], self.trainer.done]
+        self.recorder.resume(**kept["position"])
+        self.checkpoints.begin_after(self.trainer.done)
+        if self.mirror:
+            for line in self.recorder.lines():
+                self.mirror.log(line)
+        restore_generators(state["generators"], self.trainer.policy.device.type)
+
+    def _state(self) -> dict[str, Any]:
+        return {
+            "about": about(self.asked, self.environment, self.secrets) | {"hashes": self.hashes},
+            "trainer": self.trainer.state(),
+            "batches": self.batches.state(),
+            "meter": self.meter.state(),
+            "generators": generator_states(self.trainer.policy.device.type),
+            "run": {
+                "final": self.final,
+                "best": self.best,
+                "curve": self.curve.points,
+                "resumed_at": self.resumed_at,
+                "position": self.recorder.position(),
+            },
         }
-        self.mirror = Mirror(
-            replace(asked.wandb, project=redact(asked.wandb.project, self.secrets)),
-            folders.outputs(asked),
-            name=identity.slug(asked, device),
-            job_type="train",
-            **redact(words, self.secrets),
-        )
+
+    def _write_checkpoint(self) -> None:
+        if not self.checkpoints:
+            return
+        try:
+            self.checkpoints.write(self.trainer.done, self._state(), self.progress.troubles())
+            self.kept_at = self.trainer.done
+        except NotPlain as error:
+            log.warning("no checkpoint can be written: %s, and a file that holds such could run any code", error)
+            self.checkpoints = None
+
+    def _keep_where_it_stopped(self) -> None:
+        """A checkpoint on being told to stop, unless in the middle of a step."""
+        if self.training and self.trainer.phase == BETWEEN_STEPS and self.trainer.done not in (0, self.kept_at):
+            try:
+                self._write_checkpoint()
+            except CannotWrite as error:
+                log.error(error)
+
+    @property
+    def progress(self) -> Progress:
+        return self.trainer.progress if self.trainer else Progress()
 
     def _train_and_measure(self) -> None:
         asked, plan = self.asked, self.asked.trainer
-        trainer, batches = self.trainer, self.batches
+        trainer, meter = self.trainer, self.meter
         validation = partial(validation_batches, self.ready)
         steps = self.ready.total_steps
-        meter = Meter(trainer.policy.device, asked.meter.warmup_steps)
-        seed_globals(derive(asked.seed, "dropout"))
         with bar(_title(asked), steps) as show:
 
             def on_log(progress: Progress, readings: dict[str, float]) -> None:
-                self.progress = progress
                 try:
-                    self.stops.check()
-                    if progress.diverged or is_eval_point(progress.step, plan, steps):
-                        readings = readings | evaluate(trainer.policy, trainer.task, trainer.model, validation)
-                        self.curve.add(progress.step, meter.train_s, readings["val/loss_fp32"])
-                finally:  # what the window measured stands, whatever becomes of the evaluation
+                    with self.stops.at_once():
+                        if progress.diverged or is_eval_point(progress.step, plan, steps):
+                            readings = readings | evaluate(trainer.policy, trainer.task, trainer.model, validation)
+                            self.curve.add(progress.step, meter.train_s, readings["val/loss_fp32"])
+                except Exception:  # what the window measured stands, where the evaluation fails
                     self._log(readings)
+                    raise
+                self._log(readings)
                 show(progress.step, readings)
 
+            def wanted(done: int) -> bool:
+                due = self.checkpoints and self.checkpoints.due(done, steps)
+                return bool(due) or self.stops.arrived or self.stops.checkpoint_asked
+
+            def pause() -> None:
+                if wanted(trainer.done) and not self.stops.arrived:
+                    self.stops.checkpoint_asked = False
+                    self._write_checkpoint()
+                self.stops.check()
+
+            self.training = True
             try:
-                trainer.train(batches, meter, steps, on_log)
+                with self.stops.waiting_for_the_step():
+                    trainer.train(self.batches, meter, steps, on_log, wanted, pause)
             finally:  # an interrupted run keeps what it measured
                 self.final |= meter.summary() | {"train/spike_score": self.progress.spikes.score}
-                self.hashes |= {"batches": batches.order_hash(), "losses": self.progress.losses.hexdigest()[:16]}
+                self.hashes |= {"batches": self.batches.order_hash(), "losses": self.progress.losses.digest()}
+            self.training = False
+        self.stops.hold()  # the run is complete: what is left is to measure, and that trains
         self.progress.diverged = self.progress.diverged or self._useless_end()
         if asked.probe.memory and not self.progress.diverged:
             self._measure_memory()
@@ -256,6 +352,9 @@ class _Run:
             hashes=self.hashes,
             **{key: self.environment[key] for key in ("fingerprint", "support", "host", "versions", "git", "code")},
             finished=time.time(),
+            resumed_at=self.resumed_at,
+            first_nonfinite_step=progress.first_nonfinite_step,
+            first_nonfinite_loss=progress.first_nonfinite_loss,
             overrides=[word for word in sys.argv[1:] if word.startswith("~") or ("=" in word and word[0] != "-")],
             memory=self.memory,
             curve=self.curve.stored(),
@@ -276,73 +375,3 @@ def _title(asked: Config) -> str:
         open_sets.label(asked.dataset),
     )
     return f"{arm}: {model} on {data}, seed {asked.seed}"
-
-
-@contextlib.contextmanager
-def _logging_to(file: TextIO, secrets: list[str]) -> Iterator[None]:
-    """The terminal and `file` get the same lines; tracebacks go to `file` alone."""
-    written = logging.StreamHandler(file)
-    written.setFormatter(_Redacting(secrets, "%(asctime)s %(levelname)s %(message)s"))
-    handlers = [written]
-    if not _is_stdout(file):  # a sweep keeps what its jobs print in their logs
-        screen = logging.StreamHandler(sys.stdout)
-        screen.setFormatter(_Redacting(secrets, "%(message)s"))
-        screen.addFilter(lambda record: record.exc_info is None)
-        handlers.append(screen)
-    loggers = [log, logging.getLogger("py.warnings")]
-    logging.raiseExceptions = False  # a closed terminal is no reason to print stacks
-    logging.captureWarnings(True)
-    for logger in loggers:
-        logger.setLevel(logging.INFO)
-        logger.handlers = handlers
-        logger.propagate = False
-    try:
-        yield
-    finally:
-        logging.captureWarnings(False)
-        for logger in loggers:
-            logger.handlers = []
-
-
-def _is_stdout(file: TextIO) -> bool:
-    try:
-        return os.path.sameopenfile(file.fileno(), sys.stdout.fileno())
-    except (OSError, ValueError, AttributeError):  # closed, replaced, or none at all
-        return False
-
-
-class _Redacting(logging.Formatter):
-    """An exception may quote a secret."""
-
-    def __init__(self, secrets: list[str], template: str):
-        super().__init__(template)
-        self._secrets = secrets
-
-    def format(self, record: logging.LogRecord) -> str:
-        return redact(super().format(record), self._secrets)
-
-
-def _task_metrics(task: Any) -> dict[str, Metric]:
-    """`val/<name>` for what a task says it measures: `metrics = {"mae": ("dollars", "lower")}`."""
-    try:
-        stated = {f"val/{name}": Metric(unit, better) for name, (unit, better) in getattr(task, "metrics", {}).items()}
-        if all(metric.better in ("lower", "higher", None) for metric in stated.values()):
-            return stated
-    except (TypeError, ValueError, AttributeError):  # not a mapping of names to pairs
-        pass
-    raise InputError('task: metrics must be like {"mae": ("dollars", "lower")}, with lower, higher or None.')
-
-
-def _mirror_config(asked: Config, environment: dict[str, Any]) -> dict[str, Any]:
-    """The config for W&B: what runs are filtered by stands at the top level, under plain names."""
-    flat = {
-        "precision": identity.arm_label(asked.precision),
-        "model": open_sets.label(asked.model),
-        "dataset": open_sets.label(asked.dataset),
-        "device_name": environment["fingerprint"]["model"],
-        "seed": asked.seed,
-        "compile": asked.device.compile,
-        "torch_version": environment["versions"]["torch"],
-        "git_sha": environment["git"]["sha"],
-    }
-    return flat | {"config": as_values(asked)}

@@ -2,6 +2,7 @@
 
 import hashlib
 import random
+from typing import Any
 
 import numpy
 import torch
@@ -17,6 +18,30 @@ def seed_globals(seed: int) -> None:
     random.seed(seed)
     numpy.random.seed(seed)
     torch.manual_seed(seed)
+
+
+def generator_states(device: str) -> dict[str, Any]:
+    """Where every global generator stands that a run on this type of device draws from: plain values and tensors."""
+    name, keys, place, has_gauss, gauss = numpy.random.get_state()
+    version, internal, next_gauss = random.getstate()
+    states = {
+        "torch": torch.get_rng_state(),
+        "numpy": [name, keys.tolist(), place, has_gauss, gauss],
+        "python": [version, list(internal), next_gauss],
+    }
+    if device != "cpu":
+        states[device] = getattr(torch, device).get_rng_state()
+    return states
+
+
+def restore_generators(states: dict[str, Any], device: str) -> None:
+    """Put every global generator back to where `generator_states` found it."""
+    torch.set_rng_state(states["torch"])
+    numpy.random.set_state(tuple(states["numpy"]))
+    version, internal, next_gauss = states["python"]
+    random.setstate((version, tuple(internal), next_gauss))
+    if device != "cpu":
+        getattr(torch, device).set_rng_state(states[device])
 
 
 class PrivateRandomness:

@@ -1,13 +1,16 @@
 """Signals to stop a run, and the end of the process that started it. No torch."""
 
+import math
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+HURRY_S = 2.0  # a second signal later than this is from somebody who does not want to wait; sooner, from a sweep
 _orphaned = threading.Event()
 
 
@@ -34,30 +37,67 @@ class Stops:
 
     Held at first, while the folder is made, and again while the result is written. A signal raises
     once: a second one, from the terminal and the sweep both, would break into what ends the run.
+    SIGUSR1 stops nothing: it asks for a checkpoint.
     """
 
     def __init__(self) -> None:
         self._handling = handled_by(self._handle)
         self._arrived: str | None = None
+        self._arrived_at = math.inf
         self._held = True
+        self._patient = False
+        self.checkpoint_asked = False
 
     def __enter__(self) -> "Stops":
         self._handling.__enter__()
+        self._usr1_before = signal.signal(signal.SIGUSR1, self._ask_for_a_checkpoint)
         return self
 
     def __exit__(self, *failure: Any) -> None:
+        signal.signal(signal.SIGUSR1, self._usr1_before)
         self._handling.__exit__(*failure)
+
+    def _ask_for_a_checkpoint(self, number: int, frame: Any) -> None:
+        self.checkpoint_asked = True
 
     def _handle(self, number: int, frame: Any) -> None:
         name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
         self._arrived = self._arrived or ("the sweep that started it is gone" if _orphaned.is_set() else name)
-        if not self._held:
+        first = self._arrived_at == math.inf
+        self._arrived_at = min(self._arrived_at, time.monotonic())
+        in_a_hurry = not first and time.monotonic() - self._arrived_at > HURRY_S
+        if not self._held and (in_a_hurry or not self._patient):
             self._held = True
             self.check()
+
+    @property
+    def arrived(self) -> bool:
+        """Whether a signal to stop has arrived."""
+        return self._arrived is not None
+
+    @contextmanager
+    def waiting_for_the_step(self) -> Iterator[None]:
+        """Within, a signal waits for `check`, between two steps, unless another one comes after HURRY_S."""
+        self._patient = True
+        try:
+            yield
+        finally:
+            self._patient = False
+
+    @contextmanager
+    def at_once(self) -> Iterator[None]:
+        """Within, inside of `waiting_for_the_step`: a signal raises at once, as one that has arrived does."""
+        self._patient = False
+        self.check()
+        try:
+            yield
+        finally:
+            self._patient = True
 
     def check(self) -> None:
         """Raise Terminated if a signal arrived: one may have been raised where exceptions are swallowed."""
         if self._arrived:
+            self._held = True
             raise Terminated(self._arrived)
 
     def release(self) -> None:

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 CHECKED = "the input is right; nothing was trained."
+BUSY = ": being run by "
 
 
 @contextmanager

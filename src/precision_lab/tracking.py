@@ -14,10 +14,13 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from precision_lab.config import WandbConfig, WandbMode
+from precision_lab import folders, identity, open_sets
+from precision_lab.config import Config, WandbConfig, WandbMode, as_values
+from precision_lab.redaction import redact
 
 log = logging.getLogger("precision_lab")
 
@@ -121,6 +124,38 @@ class Mirror:
         if self._worker:
             self._worker.end()
         self._worker = None
+
+
+def mirror_of(asked: Config, device: str, environment: dict[str, Any], secrets: list[str]) -> Mirror:
+    """The mirror of a training run, with the words by which W&B groups and filters it."""
+    signature = identity.experiment_signature(asked)
+    words = {
+        "group": asked.wandb.group or (f"{asked.name}-{signature}" if asked.name else signature),
+        "tags": [asked.precision.name, device, *asked.tags],
+        "config": _mirror_config(asked, environment),
+    }
+    return Mirror(
+        replace(asked.wandb, project=redact(asked.wandb.project, secrets)),
+        folders.outputs(asked),
+        name=identity.slug(asked, device),
+        job_type="train",
+        **redact(words, secrets),
+    )
+
+
+def _mirror_config(asked: Config, environment: dict[str, Any]) -> dict[str, Any]:
+    """The config for W&B: what runs are filtered by stands at the top level, under plain names."""
+    flat = {
+        "precision": identity.arm_label(asked.precision),
+        "model": open_sets.label(asked.model),
+        "dataset": open_sets.label(asked.dataset),
+        "device_name": environment["fingerprint"]["model"],
+        "seed": asked.seed,
+        "compile": asked.device.compile,
+        "torch_version": environment["versions"]["torch"],
+        "git_sha": environment["git"]["sha"],
+    }
+    return flat | {"config": as_values(asked)}
 
 
 class _Worker:

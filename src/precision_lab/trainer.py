@@ -2,27 +2,32 @@
 
 In training, and with a fused optimizer, the host waits for the device where a window closes and
 nowhere else: each step leaves its loss, gradient norm and non-finite flag on the device, and
-`Window.read` fetches them together. Evaluation waits at every batch.
+`Window.read` fetches them together. Evaluation waits at every batch. Between two steps `Trainer.state`
+is all that it takes to go on as if nothing had happened.
 """
 
-import hashlib
 import re
 import statistics
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy
 import torch
 from torch import Tensor, nn
 
+from precision_lab.checkpoint import load_model, load_optimizer, model_state
 from precision_lab.config import PrecisionConfig, TrainerConfig
 from precision_lab.errors import InputError
+from precision_lab.hashing import Chain
 from precision_lab.losses import Spikes
 from precision_lab.meter import Meter
 from precision_lab.optim import LearningRate, NonFiniteGuard, Schedule
 from precision_lab.precision import Policy
+from precision_lab.seeds import generator_states, restore_generators
 from precision_lab.task import Task
+
+BETWEEN_STEPS = "between steps"
 
 
 @dataclass
@@ -34,17 +39,23 @@ class Progress:
     skipped_steps: int = 0  # update not applied
     skips_in_a_row: int = 0
     loss_scale: float = 1.0
+    first_nonfinite_step: int | None = None  # its loss or its gradient norm
+    first_nonfinite_loss: int | None = None  # its step
     diverged: str | None = None  # the reason
-    losses: "hashlib._Hash" = field(default_factory=hashlib.sha256)  # over every step's float32 loss
+    losses: Chain = field(default_factory=Chain)  # over every step's float32 loss
     spikes: Spikes = field(default_factory=Spikes)
 
     def advance(
         self, losses: numpy.ndarray, skipped: numpy.ndarray, loss_scale: float, limits: PrecisionConfig
     ) -> None:
         """Count the window's steps, one entry each in `losses` and `skipped`, and see whether the run diverged."""
-        self.losses.update(losses.astype("<f4").tobytes())
+        for loss in losses.astype("<f4"):
+            self.losses.add(loss.tobytes())
         self.spikes.add(losses)
-        self.nonfinite_steps += int((skipped | ~numpy.isfinite(losses)).sum())
+        nonfinite = skipped | ~numpy.isfinite(losses)
+        self.first_nonfinite_step = self.first_nonfinite_step or self._first(nonfinite)
+        self.first_nonfinite_loss = self.first_nonfinite_loss or self._first(~numpy.isfinite(losses))
+        self.nonfinite_steps += int(nonfinite.sum())
         self.skipped_steps += int(skipped.sum())
         self.loss_scale = loss_scale
         for skip in skipped:
@@ -60,6 +71,29 @@ class Progress:
                 f"loss scale {loss_scale:g} fell below precision.min_scale={limits.min_scale:g} by step {self.step}"
             )
 
+    def _first(self, flags: numpy.ndarray) -> int | None:
+        """The number of the first step that is flagged in the window after `step`."""
+        return self.step + 1 + int(flags.argmax()) if flags.any() else None
+
+    def troubles(self) -> list[int]:
+        """Steps before which a checkpoint is worth keeping: the first non-finite one, and the first of those in a row.
+
+        The step after those counted is one, too: whether it is finite is not known.
+        """
+        streak = self.step - self.skips_in_a_row + 1
+        return [step for step in (self.first_nonfinite_step, streak) if step is not None]
+
+    def state(self) -> dict[str, Any]:
+        """Plain values, for a checkpoint: what `of_state` takes."""
+        nested = {"losses": self.losses.state, "spikes": self.spikes.state()}
+        return {one.name: nested.get(one.name, getattr(self, one.name)) for one in fields(self)}
+
+    @classmethod
+    def of_state(cls, state: dict[str, Any]) -> "Progress":
+        progress = cls(**(state | {"losses": Chain(state["losses"]), "spikes": Spikes()}))
+        progress.spikes.load_state(state["spikes"])
+        return progress
+
 
 class Trainer:
     """One arm's model, optimizer and scaler, and the step that all arms share."""
@@ -74,11 +108,14 @@ class Trainer:
         schedule: Schedule,
     ):
         self.plan, self.policy, self.task, self.model, self.optimizer = plan, policy, task, model, optimizer
-        self.schedule = schedule
+        self.rate = LearningRate(optimizer, schedule)
         self.scaler = policy.grad_scaler()
         self.guard = NonFiniteGuard(optimizer, model)
         self.window = Window()
-        self.phase = "forward"  # or backward, optimizer: what a step was at, where it fails
+        self.done = 0  # steps attempted; `progress` knows of them at the next log point
+        self.progress = Progress()
+        self.unlogged: dict[str, float] | None = None  # readings of a log point that are not recorded yet
+        self.phase = BETWEEN_STEPS  # or what a step is at: data, forward, backward, optimizer
         self._parameters = [p for p in model.parameters() if p.requires_grad]
 
     def step(self, batches: Iterator[Any]) -> None:
@@ -86,6 +123,7 @@ class Trainer:
         n = self.plan.accumulation
         self.optimizer.zero_grad()
         for _ in range(n):
+            self.phase = "data"
             batch = next(batches)
             self.phase = "forward"
             with self.policy.autocast():  # forward and loss, and nothing else
@@ -100,6 +138,7 @@ class Trainer:
         self.guard.step(nonfinite)
         self.scaler.update()
         self.window.add_step(grad_norm, nonfinite)
+        self.phase = BETWEEN_STEPS
 
     def train(
         self,
@@ -107,24 +146,40 @@ class Trainer:
         meter: Meter,
         total_steps: int,
         on_log: Callable[[Progress, dict[str, float]], None],
+        wanted: Callable[[int], bool] = lambda done: False,
+        pause: Callable[[], None] = lambda: None,
     ) -> None:
-        """Take `total_steps` steps, or fewer if the run diverges. Calls `on_log` at every log point."""
-        progress, batches = Progress(), meter.timed(batches)
-        rate = LearningRate(self.optimizer, self.schedule, total_steps)
+        """Go on until `total_steps` steps are done, or fewer if the run diverges.
+
+        Calls `on_log` at every log point. `pause` is called after it, and after any other step that is `wanted`, by
+        the number of steps done: outside the clock, and with a state that can be kept.
+        """
+        batches, step_ms = meter.timed(batches), []
         self.model.train()
+        self._record(on_log)
         meter.start()
-        for step in range(total_steps):
-            lr = rate.set(step)
+        while self.done < total_steps and not self.progress.diverged:
+            lr = self.rate.set(self.done, total_steps)
             self.step(batches)
+            self.done += 1
             meter.step(self.plan.batch_size * self.plan.accumulation)
-            if is_log_point(step + 1, self.plan, total_steps):
-                step_ms = meter.close()
-                on_log(progress, self._read_window(progress) | {"train/lr": lr} | timing(step_ms))
-                if progress.diverged:
-                    return
+            at_log_point = is_log_point(self.done, self.plan, total_steps)
+            if at_log_point or wanted(self.done):
+                step_ms += meter.close()
+                if at_log_point:
+                    self.unlogged = self._read_window() | {"train/lr": lr} | timing(step_ms)
+                    self._record(on_log)
+                    step_ms = []
+                pause()
                 meter.start()
 
-    def _read_window(self, progress: Progress) -> dict[str, float]:
+    def _record(self, on_log: Callable[[Progress, dict[str, float]], None]) -> None:
+        if self.unlogged is not None:
+            on_log(self.progress, self.unlogged)
+            self.unlogged = None
+
+    def _read_window(self) -> dict[str, float]:
+        progress = self.progress
         self.policy.check_float32_modules()
         losses, norms, skipped = self.window.read()
         progress.advance(losses, skipped, self.scaler.get_scale(), self.policy.config)
@@ -135,6 +190,29 @@ class Trainer:
             "amp/skipped_steps": progress.skipped_steps,
             "amp/nonfinite_steps": progress.nonfinite_steps,
         }
+
+    def state(self) -> dict[str, Any]:
+        """All that decides how training goes on but for batches and generators: plain values and tensors."""
+        return {
+            "done": self.done,
+            "model": model_state(self.model),
+            "optimizer": self.optimizer.state_dict(),
+            "scaler": self.scaler.state_dict(),
+            "progress": self.progress.state(),
+            "window": self.window.state(),
+            "unlogged": self.unlogged,
+        }
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Go on from there. InputError where the model is another one."""
+        load_model(self.model, state["model"])
+        load_optimizer(self.optimizer, state["optimizer"])
+        if self.scaler.is_enabled():
+            self.scaler.load_state_dict(state["scaler"])
+        self.guard = NonFiniteGuard(self.optimizer, self.model)  # its copies are of the buffers as they are now
+        self.done, self.unlogged = state["done"], state["unlogged"]
+        self.progress = Progress.of_state(state["progress"])
+        self.window.load_state(state["window"], self.policy.device)
 
 
 def is_log_point(done: int, plan: TrainerConfig, total_steps: int) -> bool:
@@ -190,6 +268,13 @@ class Window:
             kept.clear()
         return losses, norms, flags != 0
 
+    def state(self) -> list[list[Tensor]]:
+        """What is not read yet, for a checkpoint."""
+        return [[scalar.cpu() for scalar in kept] for kept in (self._losses, self._norms, self._flags)]
+
+    def load_state(self, state: list[list[Tensor]], device: torch.device) -> None:
+        self._losses, self._norms, self._flags = ([scalar.to(device) for scalar in kept] for kept in state)
+
 
 def _fetch(scalars: list[Tensor]) -> numpy.ndarray:
     return torch.stack(scalars).float().cpu().numpy().astype("float64")
@@ -201,14 +286,13 @@ def evaluate(
     """Mean loss and metrics over all validation samples, twice on the same weights.
 
     `val/loss` and the metrics in the arm's own precision, `val/loss_fp32` in IEEE float32.
-    Leaves training mode, parameters and the generators of CPU and CUDA as they were. MPS's is not
-    put back: a model that draws there in evaluation moves it on.
+    Leaves training mode, parameters and the global generators as they were.
     """
     modes = [(module, module.training) for module in model.modules()]
-    devices = [policy.device] if policy.device.type == "cuda" else []
+    generators = generator_states(policy.device.type)
     model.eval()
     try:
-        with torch.random.fork_rng(devices), torch.no_grad():
+        with torch.no_grad():
             with policy.autocast():
                 own = _mean_over(task, model, batches())
             with policy.reference(model):
@@ -216,6 +300,7 @@ def evaluate(
     finally:
         for module, training in modes:
             module.training = training
+        restore_generators(generators, policy.device.type)
     return {f"val/{name}": value for name, value in own.items()} | {"val/loss_fp32": reference["loss"]}
 
 

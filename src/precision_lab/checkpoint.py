@@ -1,0 +1,213 @@
+"""Checkpoints: plain values and tensors in files, written whole, read without running anything that is in them.
+
+Knows a run's `checkpoints/` folder, and how the state of a model and of an optimizer is taken and put back bit by
+bit; refuses to know loops. A file is torch.save's, read with weights_only=True, which builds tensors and plain values
+and nothing else. What a module or an optimizer keeps in plain Python attributes is in no checkpoint.
+"""
+
+import re
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from precision_lab.errors import InputError
+from precision_lab.recorder import written_whole
+
+SCHEMA_VERSION = 1
+FOLDER = "checkpoints"
+KEPT = 2
+
+
+class NotPlain(Exception):
+    """Something in a state can't be put into a checkpoint: the text says what."""
+
+
+# --- the files of a run ---------------------------------------------------------------------------------------
+
+
+class Checkpoints:
+    """Those of one run: `checkpoints/step_00000400.pt` is its state after 400 steps."""
+
+    def __init__(self, folder: Path, every: int | None, minutes: float | None) -> None:
+        """`every` steps and `minutes` are when they are due; None: not by that. `folder` is the run's."""
+        self._folder, self._every = folder / FOLDER, every
+        self._seconds = minutes * 60 if minutes else float("inf")
+        self._written = time.monotonic()
+
+    def due(self, done: int, total_steps: int) -> bool:
+        """Whether one is to be written after `done` steps; where they go by steps, the last one has one too."""
+        by_steps = self._every is not None and (done % self._every == 0 or done == total_steps)
+        return by_steps or time.monotonic() - self._written >= self._seconds
+
+    def write(self, done: int, state: dict[str, Any], troubles: Iterable[int]) -> Path:
+        """Write the state after `done` steps; keep it, the one before, and the last one before each trouble.
+
+        Raises NotPlain, or CannotWrite.
+        """
+        _refuse_what_is_not_plain(state)
+        self._folder.mkdir(exist_ok=True)
+        path = self._folder / f"step_{done:08}.pt"
+        with written_whole(path) as file:
+            torch.save({"schema": SCHEMA_VERSION, **state}, file)
+        self._written = time.monotonic()
+        there = [step_of(path) for path in self.newest_first()]
+        wanted = {*there[:KEPT], *(max((step for step in there if step < t), default=None) for t in troubles)}
+        for old in self.newest_first():
+            if step_of(old) not in wanted:
+                old.unlink()
+        return path
+
+    def newest_first(self) -> list[Path]:
+        return written_in(self._folder.parent)
+
+    def begin_after(self, done: int) -> None:
+        """The run goes on after `done` steps, or from its start: later ones are put aside, and half-written ones go."""
+        for half in self._folder.glob(".step_*"):
+            half.unlink()
+        for path in self.newest_first():
+            if step_of(path) > done:
+                path.rename(path.with_suffix(".left"))
+
+
+def written_in(folder: Path) -> list[Path]:
+    """The checkpoints of a run's folder, the newest first."""
+    found = (folder / FOLDER).glob("step_*.pt")
+    return sorted((path for path in found if re.fullmatch(r"step_\d+\.pt", path.name)), key=step_of, reverse=True)
+
+
+def step_of(path: Path) -> int:
+    """`step_00000400.pt` -> 400."""
+    return int(path.stem.removeprefix("step_"))
+
+
+def read(path: Path) -> dict[str, Any]:
+    """What a checkpoint holds, on the CPU. InputError for a file that is none, damaged, or of a newer version."""
+    content = _load(path)
+    if not isinstance(content, dict) or not isinstance(content.get("schema"), int):
+        raise InputError(f"{path} is no checkpoint of a run.")
+    if content["schema"] > SCHEMA_VERSION:
+        raise InputError(f"{path} is of a newer version of precision-lab; this one reads up to {SCHEMA_VERSION}.")
+    return content
+
+
+def _load(path: Path) -> Any:
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except OSError as error:
+        raise InputError(f"{path} cannot be read ({error.strerror}).") from error
+    except Exception as error:  # torch, zip and pickle raise what they like for a damaged file
+        if "Unsupported" in str(error) or "weights_only" in str(error).lower():
+            raise InputError(
+                f"{path} holds more than tensors and plain values, and was not read: it could run any code."
+            ) from error
+        raise InputError(f"{path} is damaged and cannot be read.") from error
+
+
+def _refuse_what_is_not_plain(value: Any, where: str = "") -> None:
+    if isinstance(value, dict):
+        for key, item in value.items():
+            _refuse_what_is_not_plain(key, where)
+            _refuse_what_is_not_plain(item, f"{where}.{key}" if where else str(key))
+    elif type(value) in (list, tuple):
+        for item in value:
+            _refuse_what_is_not_plain(item, where)
+    elif type(value) not in (Tensor, nn.Parameter, str, int, float, bool, type(None)):
+        raise NotPlain(f"{where} is of type {type(value).__name__}")
+
+
+# --- models and optimizers ---------------------------------------------------------------------------------------
+
+
+def model_state(model: nn.Module) -> dict[str, dict[str, Any]]:
+    """Parameters, all buffers and what modules keep as extra state."""
+    model = _plain(model)
+    extra = {name: value for name, value in model.state_dict().items() if name.endswith("_extra_state")}
+    return {
+        "parameters": dict(model.named_parameters(remove_duplicate=False)),
+        "buffers": dict(model.named_buffers(remove_duplicate=False)),
+        "extra": extra,
+    }
+
+
+def load_model(model: nn.Module, state: dict[str, dict[str, Any]]) -> None:
+    """Put a `model_state` back, bit by bit. InputError where the model has other parameters."""
+    model = _plain(model)
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    _check_same(parameters, state["parameters"])
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            parameter.copy_(state["parameters"][name])
+        for name, saved in state["buffers"].items():
+            owner, _, last = name.rpartition(".")
+            _load_buffer(model.get_submodule(owner), last, saved)
+    if state["extra"]:
+        model.load_state_dict(state["extra"], strict=False)
+
+
+def _load_buffer(module: nn.Module, name: str, saved: Tensor) -> None:
+    here = getattr(module, name)
+    whole = here is not None and here.layout == saved.layout == torch.strided and 0 not in here.stride()
+    if whole and here.shape == saved.shape and here.dtype is saved.dtype:
+        here.copy_(saved)
+    else:  # forward may have put another tensor there, as a cache that grows
+        setattr(module, name, saved.to(here.device if here is not None else next(module.parameters(), saved).device))
+
+
+def _plain(model: nn.Module) -> nn.Module:
+    return getattr(model, "_orig_mod", model)  # of a compiled one
+
+
+def _check_same(parameters: dict[str, Tensor], saved: dict[str, Tensor]) -> None:
+    here = {name: (tuple(p.shape), p.dtype) for name, p in parameters.items()}
+    there = {name: (tuple(p.shape), p.dtype) for name, p in saved.items()}
+    if here != there:
+        name = next(name for name in (*here, *there) if here.get(name) != there.get(name))
+        raise InputError(
+            f"The checkpoint is of another model: its {name} is {_shown(there.get(name))}, here it is "
+            f"{_shown(here.get(name))}."
+        )
+
+
+def _shown(kind: tuple[tuple[int, ...], torch.dtype] | None) -> str:
+    return f"{list(kind[0])} in {str(kind[1]).removeprefix('torch.')}" if kind else "missing"
+
+
+def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """Put an optimizer's state back, bit by bit; it must be over the same parameters."""
+    optimizer.load_state_dict(state)
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    for number, saved in state["state"].items():
+        loaded = optimizer.state[parameters[number]]
+        for key, value in saved.items():
+            # torch casts to the parameter's dtype, which an optimizer's own float32 copies would not survive
+            if isinstance(value, Tensor) and loaded[key].dtype is not value.dtype:
+                loaded[key] = value.to(parameters[number].device)
+
+
+def load_weights(model: nn.Module, path: Path) -> None:
+    """Give the model the weights of a checkpoint, or of a file of weights by name.
+
+    The dtypes may differ. InputError where names or shapes do, or for a file that holds no weights.
+    """
+    content = _load(path)
+    ours = isinstance(content, dict) and isinstance(content.get("trainer"), dict)
+    state = content["trainer"]["model"] if ours else content
+    weights = {**state["parameters"], **state["buffers"]} if ours else state
+    if not isinstance(weights, dict) or not weights or not all(isinstance(w, Tensor) for w in weights.values()):
+        raise InputError(f"trainer.init_from={path} is neither a checkpoint nor a file of weights by name.")
+    here = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    wanted = {name: tensor for name, tensor in here.items() if name in model.state_dict()}
+    wrong = [name for name, tensor in wanted.items() if name not in weights or weights[name].shape != tensor.shape]
+    if wrong:
+        there = list(weights[wrong[0]].shape) if wrong[0] in weights else "missing"
+        raise InputError(
+            f"trainer.init_from={path} is of another model: its {wrong[0]} is {there}, here it is "
+            f"{list(wanted[wrong[0]].shape)}."
+        )
+    with torch.no_grad():
+        for name, tensor in wanted.items():
+            tensor.copy_(weights[name])

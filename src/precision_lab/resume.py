@@ -1,0 +1,103 @@
+"""Going on with a run that was stopped: what a checkpoint says it is of, and whether that is this run.
+
+A run goes on by itself only where nothing would tell its numbers from those of a run that was never stopped: with the
+same configuration, code, versions and hardware. Where the user names the checkpoint, other hardware and code are said.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from precision_lab import checkpoint
+from precision_lab.config import Config, as_values
+from precision_lab.errors import InputError
+from precision_lab.identity import arm_label, counted
+from precision_lab.redaction import redact
+
+SHOWN = 3  # keys that differ
+
+
+def about(asked: Config, environment: dict[str, Any], secrets: list[str]) -> dict[str, Any]:
+    """What a checkpoint must be of for a run to go on with it: plain values."""
+    values = as_values(asked)
+    return redact(
+        {
+            "arm": arm_label(asked.precision),
+            "config": {**counted(values), "precision": values["precision"], "seed": asked.seed},
+            "code": environment["code"],
+            "torch": environment["versions"]["torch"],
+            "fingerprint": environment["fingerprint"],
+        },
+        secrets,
+    )
+
+
+def state_to_go_on_from(folder: Path, now: dict[str, Any], named: Path | None) -> tuple[dict[str, Any], list[str]]:
+    """The state in the newest checkpoint of a run's folder that can be used, or in the one named; and what to say.
+
+    `now` is what this run is, by `about`. InputError if there is none, with the reasons.
+    """
+    problems, where = [], named or folder
+    for path in [named] if named else checkpoint.written_in(folder):
+        try:
+            state = checkpoint.read(path)
+            _check(state, path, folder, now)
+            return state, [f"{path}: {change}" for change in changes(state["about"], now)]
+        except InputError as error:
+            problems.append(str(error))
+        except (KeyError, TypeError, AttributeError) as error:
+            problems.append(f"{path} is no checkpoint of a run: it lacks {error}.")
+    raise InputError(" ".join(problems) or f"{where} holds no checkpoint.")
+
+
+def _check(state: dict[str, Any], path: Path, folder: Path, now: dict[str, Any]) -> None:
+    saved = state["about"]
+    if _major(saved["torch"]) != _major(now["torch"]):
+        raise InputError(f"{path} was written by torch {saved['torch']}, and this is torch {now['torch']}.")
+    if differ := _differences(saved["config"], now["config"]):
+        more = f" and {len(differ) - SHOWN} more" if len(differ) > SHOWN else ""
+        raise InputError(
+            f"{path} is of another run, of {saved['arm']}: {'; '.join(differ[:SHOWN])}{more}. "
+            "trainer.init_from takes its weights alone."
+        )
+    needed = state["run"]["position"]["metrics_bytes"]
+    metrics = folder / "metrics.jsonl"
+    if not metrics.is_file() or metrics.stat().st_size < needed:
+        raise InputError(f"{metrics} has lost lines that were there when {path.name} was written.")
+
+
+def changes(saved: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """In what a run that goes on would differ from the one that was stopped, though it can: sentences without a dot."""
+    found = []
+    if differ := _differences(saved["fingerprint"], now["fingerprint"]):
+        found.append(f"it was begun on other hardware ({'; '.join(differ)})")
+    if differ := _differences(saved["code"], now["code"]):
+        found.append(f"it was begun with other code ({'; '.join(differ)})")
+    if saved["torch"] != now["torch"]:
+        found.append(f"it was begun with torch {saved['torch']}, and this is {now['torch']}")
+    return found
+
+
+def check_hashes(saved: dict[str, str], now: dict[str, str]) -> None:
+    """InputError if data or initial weights are others than those that the run began with."""
+    for name, words in (("data", "The data are"), ("initial_weights", "The initial weights are")):
+        if saved[name] != now[name]:
+            raise InputError(f"{words} not those that the run began with (hash {saved[name]}, now {now[name]}).")
+
+
+def _major(version: str) -> str:
+    return version.partition(".")[0]
+
+
+def _differences(saved: Any, now: Any, key: str = "") -> list[str]:
+    """`trainer.steps is 100, here 200` for each plain value that differs."""
+    if isinstance(saved, dict) and isinstance(now, dict):
+        found = []
+        for name in {**saved, **now}:
+            found += _differences(saved.get(name), now.get(name), f"{key}.{name}" if key else name)
+        return found
+    return [] if saved == now else [f"{key} is {saved}, here {now}"]
+
+
+def newest(folder: Path, before: int) -> Path | None:
+    """The last checkpoint of a run's folder that was written before a step was taken."""
+    return next((path for path in checkpoint.written_in(folder) if checkpoint.step_of(path) < before), None)
