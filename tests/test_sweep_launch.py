@@ -4,10 +4,12 @@ The jobs are small scripts that do what their first tag says; a few go through t
 stand-in for the run.
 """
 
+import errno
 import io
 import json
 import os
 import pickle
+import re
 import signal
 import subprocess
 import sys
@@ -26,7 +28,7 @@ from precision_lab.sweep import launch
 from precision_lab.sweep.launch import places_for, run_jobs
 from precision_lab.sweep.plan import Job
 from precision_lab.sweep.view import View
-from precision_lab.terminal import CHECKED
+from precision_lab.terminal import BUSY, CHECKED
 
 FAKE = """
 import json, os, pickle, signal, sys, time
@@ -294,6 +296,25 @@ def test_what_another_process_does_or_did_is_left_to_it(tmp_path, status, now, b
     assert (jobs[0].status, jobs[0].reason, jobs[0].before) == (now, "theirs", before)  # one that runs is no run before
 
 
+@pytest.mark.parametrize("left", [None, "interrupted", "running", "failed"])
+def test_a_job_that_another_process_has_only_just_taken_is_no_failure(tmp_path, left):
+    """What its folder says is an earlier attempt's, or nothing yet."""
+    jobs = jobs_of(
+        tmp_path, "print('fp32: mlp{}pid 7 on node3 since 14:02 -> {}')".format(BUSY, "/x"), rerun=Rerun.failed
+    )
+    if left:
+        write_status(jobs[0].folder, left)
+    assert run_all(jobs) == 0
+    assert stands(jobs) == [("elsewhere", "pid 7 on node3 since 14:02")]
+
+
+def test_who_runs_a_job_elsewhere_is_named(tmp_path):
+    jobs = jobs_of(tmp_path, "pass")
+    write_status(jobs[0].folder, "running", host="node3", started=time.time())
+    assert run_all(jobs) == 0
+    assert re.fullmatch(r"run by pid 1 on node3 since \d\d:\d\d", jobs[0].reason)
+
+
 @pytest.mark.parametrize("rerun", Rerun)
 def test_what_failed_in_another_process_is_before_only_if_such_are_left(tmp_path, rerun):
     jobs = jobs_of(tmp_path, "print('own words'); sys.exit(1)", rerun=rerun)
@@ -338,7 +359,7 @@ def test_a_job_that_cannot_be_started_has_failed(tmp_path, on_error):
     jobs[0].folder.touch()  # a file where the folder should be
     assert run_all(jobs) == 1
     assert jobs[0].status == "failed"
-    assert jobs[0].reason.startswith("could not be started: ")
+    assert jobs[0].reason == f"could not be started (File exists: {jobs[0].folder})"
     assert jobs[1].status == {"continue": "completed", "stop": "not run"}[on_error.name]
 
 
@@ -346,6 +367,94 @@ def test_a_program_that_is_not_there_is_told_of_each_job(tmp_path):
     jobs = jobs_of(tmp_path, COMPLETED, COMPLETED)
     assert run_all(jobs, child=["/no/such/program"]) == 1
     assert all("/no/such/program" in one.reason for one in jobs)
+
+
+# --- a disk that takes no more ---------------------------------------------------------------
+
+
+class FullDisk:
+    """Stands in for a temporary file; `takes` bytes, then it is full."""
+
+    def __init__(self, takes=0):
+        self.takes = takes
+
+    def __call__(self, dir, buffering):
+        return self
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *failure):
+        pass
+
+    def write(self, data):
+        if not self.takes:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return self.takes
+
+
+@pytest.mark.parametrize("takes", [0, 100])
+@pytest.mark.parametrize(
+    "code", ["sys.exit(1)", "status('running'); sys.exit(1)", "status('running'); os.kill(os.getpid(), signal.SIGBUS)"]
+)
+def test_a_job_that_could_not_say_that_its_disk_is_full_is_spoken_for(tmp_path, monkeypatch, takes, code):
+    jobs, out = jobs_of(tmp_path, code), io.StringIO()
+    monkeypatch.setattr(launch.tempfile, "TemporaryFile", FullDisk(takes))
+    assert run_all(jobs, out=out) == 1
+    assert stands(jobs) == [("failed", "its folder cannot be written (No space left on device)")]
+    assert (
+        f"failed (its folder cannot be written (No space left on device); see {tmp_path}/job0/train.log)"
+        in out.getvalue()
+    )
+
+
+def test_a_read_only_disk_is_told(tmp_path, monkeypatch):
+    def refuse(**_):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    jobs = jobs_of(tmp_path, "status('running'); sys.exit(1)")
+    monkeypatch.setattr(launch.tempfile, "TemporaryFile", refuse)
+    assert run_all(jobs) == 1
+    assert stands(jobs) == [("failed", "its folder cannot be written (Read-only file system)")]
+
+
+def test_a_folder_that_is_gone_is_told_and_not_made_again(tmp_path):
+    jobs = jobs_of(tmp_path, "import shutil; status('running'); shutil.rmtree(here); sys.exit(1)", COMPLETED)
+    assert run_all(jobs) == 1
+    assert stands(jobs) == [("failed", "its folder is gone"), ("completed", "")]
+    assert not jobs[0].folder.exists()
+
+
+def test_what_a_job_could_still_say_of_its_disk_is_its_reason_and_the_same_command_runs_it(tmp_path):
+    words = "model.pt cannot be written (No space left on device)."
+    jobs, out = jobs_of(tmp_path, f"status('interrupted', '{words}'); sys.exit(1)"), io.StringIO()
+    view = View(jobs, [], console=Console(file=out, width=200))
+    assert run_jobs(jobs, [{}], view, [sys.executable, "-c", FAKE]) == 1
+    assert stands(jobs) == [("failed", words)]
+    view.summary()
+    assert "1 of 1 jobs are left; the same command runs them." in out.getvalue()
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full, which is always full")
+def test_a_log_that_takes_no_word_changes_nothing_for_the_real_job(tmp_path):
+    code = """
+    import os
+    from pathlib import Path
+    print("x" * 100_000)
+    sys.stderr.write("no line's end")
+    (Path(asked.paths.outputs) / "done").touch()
+    """
+    jobs = jobs_of(tmp_path, code)
+    jobs[0].folder.mkdir()
+    order = pickle.dumps(launch.Order(jobs[0].asked, sys.path, ["train.py"]))
+    with open("/dev/full", "wb") as full:
+        process = subprocess.Popen([sys.executable, "-c", REAL], stdin=subprocess.PIPE, stdout=full, stderr=full)
+        process.stdin.write(order)
+        process.stdin.flush()
+        wait_until(lambda: process.poll() is not None)
+        process.stdin.close()
+    assert process.returncode == 0
+    assert (jobs[0].folder / "done").exists()
 
 
 # --- signals ---------------------------------------------------------------------------------
@@ -362,6 +471,23 @@ def test_a_signal_to_the_sweep_reaches_the_job_and_the_rest_is_not_run(tmp_path,
     assert json.loads(out) == [["interrupted", ""], ["not run", "interrupted before it began"]]
     assert (jobs[0].folder / "signal").read_text() == name
     assert not jobs[1].folder.exists()
+
+
+def test_sigusr1_goes_to_the_jobs_that_have_begun_and_ends_nothing(tmp_path, lead):
+    listens = """
+    signal.signal(signal.SIGUSR1, lambda *_: (here / "signal").touch())
+    status("running"); (here / "ready").touch()
+    wait_for(here / "signal")
+    status("completed")
+    """
+    loads = "(here / 'ready').touch(); time.sleep(0.3); status('completed')"  # the signal would end it
+    for number, code in enumerate((listens, loads)):
+        jobs = [job(tmp_path / f"job{number}", code)]
+        process = lead(jobs)
+        wait_until((jobs[0].folder / "ready").exists)
+        process.send_signal(signal.SIGUSR1)
+        out, _ = process.communicate(timeout=10)
+        assert (process.returncode, json.loads(out)) == (0, [["completed", ""]])
 
 
 def test_a_signal_reaches_all_that_run_and_the_first_one_decides(tmp_path):
@@ -569,7 +695,7 @@ def test_the_real_job_stops_as_at_sigterm_when_the_sweep_is_gone(tmp_path):
     """
     jobs = jobs_of(tmp_path, code)
     jobs[0].folder.mkdir()
-    order = launch.Order(jobs[0].asked, sys.path, ["train.py"])
+    order = launch.Order(jobs[0].asked, sys.path, ["train.py"], jobs[0].folder)
     with subprocess.Popen([sys.executable, "-c", REAL], stdin=subprocess.PIPE) as process:
         process.stdin.write(pickle.dumps(order))
         process.stdin.flush()

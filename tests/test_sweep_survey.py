@@ -1,6 +1,10 @@
 """What the machine says to the jobs of a sweep, asked in a process of its own or on a machine that is made up."""
 
 import os
+import signal
+import subprocess
+import sys
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -44,3 +48,34 @@ def test_a_torch_that_cannot_be_loaded_is_one_sentence(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(ROOT / "src")]))
     with pytest.raises(InputError, match=r"exit code 1\): ImportError: libcudart.so.13 is missing$"):
         survey.survey([compose(["device=cpu"])])
+
+
+ASK = """
+from precision_lab.config import compose
+from precision_lab.errors import Ended
+from precision_lab.sweep.survey import survey
+import sys
+
+try:
+    survey([compose(["device=cpu"])])
+except Ended as end:
+    sys.exit(end.code)
+"""
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 143)])
+def test_a_signal_ends_it_quietly_and_nothing_stays_behind(tmp_path, number, code):
+    torch = "import os, time\nopen(os.environ['PID'], 'w').write(str(os.getpid()))\ntime.sleep(30)"
+    (tmp_path / "torch.py").write_text(torch)
+    path = os.pathsep.join([str(tmp_path), str(ROOT / "src")])
+    environment = {**os.environ, "PYTHONPATH": path, "PID": str(tmp_path / "pid")}
+    asks = subprocess.Popen([sys.executable, "-c", ASK], env=environment, stderr=subprocess.PIPE)
+    end = time.monotonic() + 20
+    while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    asks.send_signal(number)
+    _, err = asks.communicate(timeout=10)
+    assert (asks.returncode, err) == (code, b"")
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)

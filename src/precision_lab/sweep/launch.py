@@ -1,14 +1,17 @@
 """The jobs of a sweep as processes: started in turn, watched to their end, stopped on a signal. No torch."""
 
+import errno
 import os
 import pickle
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections import deque
 from contextlib import suppress
+from pathlib import Path
 
 from precision_lab import folders
 from precision_lab.config import ROOT, OnError, Rerun
@@ -16,10 +19,11 @@ from precision_lab.stops import STOP_SIGNALS, handled_by
 from precision_lab.sweep.child import Order
 from precision_lab.sweep.plan import Job
 from precision_lab.sweep.view import View
-from precision_lab.terminal import CHECKED
+from precision_lab.terminal import BUSY, CHECKED
 
 CHILD = [sys.executable, "-P", "-c", "from precision_lab.sweep.child import main; main()"]
 POLL_S = 0.1
+PROBE_BYTES = 4096  # of one block, that a disk with room takes
 PATIENCE_S = 60  # that a job gets to end after a signal, before it is killed
 
 
@@ -37,8 +41,13 @@ def run_jobs(jobs: list[Job], places: list[dict[str, str]], view: View, child: l
     0: every job has a result or was skipped as asked; 1: one failed or is left; 130 or 143: interrupted.
     """
     arrived: list[int] = []  # noted, the first one first; they interrupt nothing here
-    with handled_by(lambda number, frame: arrived.append(number)):
-        _Sweep(jobs, places, view, child).to_the_end(arrived)
+    sweep = _Sweep(jobs, places, view, child)
+    before = signal.signal(signal.SIGUSR1, lambda number, frame: sweep.ask_for_checkpoints())
+    try:
+        with handled_by(lambda number, frame: arrived.append(number)):
+            sweep.to_the_end(arrived)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
     if arrived:
         return 130 if arrived[0] == signal.SIGINT else 143
     fine = (*folders.RESULTS, "unsupported", "same", "elsewhere", "checked")
@@ -67,11 +76,16 @@ class _Sweep:
                 self.running.remove(one)
                 self.ended(one.job, one.place)
 
+    def ask_for_checkpoints(self) -> None:
+        """A signal's handler: SIGUSR1 stops no job."""
+        for one in list(self.running):
+            one.ask_for_a_checkpoint()
+
     def start(self, job: Job, place: dict[str, str]) -> None:
         try:
             self.running.append(_Running(job, place, self.child))
         except OSError as error:  # the folder, or no process
-            job.status, job.reason = "failed", f"could not be started: {error}"
+            job.status, job.reason = "failed", f"could not be started ({error.strerror}: {error.filename})"
             self.ended(job, place)
 
     def ended(self, job: Job, place: dict[str, str]) -> None:
@@ -114,6 +128,12 @@ class _Running:
             self.process.send_signal(number)
         self._stopped, self._kill_at = True, time.time() + PATIENCE_S
 
+    def ask_for_a_checkpoint(self) -> None:
+        """Hand SIGUSR1 on to a job that has begun: one that is still loading has nothing to save, and no handler."""
+        told = folders.read_json(self.job.folder / "status.json")
+        if told.get("pid") == self.process.pid and told.get("status") == "running":
+            self.process.send_signal(signal.SIGUSR1)
+
     def ended(self) -> bool:
         """Whether the process has ended; then the job has its status."""
         self.job.seconds = time.time() - self.began
@@ -132,30 +152,57 @@ class _Running:
         status, reason = told.get("status"), told.get("reason") or ""
         own = told.get("pid") == self.process.pid and told.get("updated", 0) >= self.began
         left_alone = code == 0 or (code == 1 and status == "failed" and job.asked.rerun is Rerun.never)
-        if own and status != "running":
+        busy = self._busy() if code == 0 else ""
+        if own and code == 1 and status == "interrupted":  # a file could not be written
+            job.status, job.reason = "failed", reason
+        elif own and status != "running":
             job.status, job.reason = status, reason
         elif code == 0 and job.asked.check and any(line.endswith(CHECKED) for line in self._said()):
             job.status = "checked"
+        elif not own and (
+            status == "running" and code == 0 or busy and status not in folders.FINISHED[job.asked.rerun]
+        ):
+            job.status, job.reason = "elsewhere", reason or busy or f"run by {folders.owner(job.folder)}"
         elif status and not own and left_alone:  # two sweeps share their jobs
-            job.status, job.reason = status, reason
-            if status == "running":
-                job.status, job.reason = "elsewhere", reason or "another process is running it"
-            job.before = status != "running"
+            job.status, job.reason, job.before = status, reason, True
         elif self._stopped or code in (130, 143, *(-number for number in STOP_SIGNALS)):
             job.status = "interrupted"
-        elif code == 0 or (own and code > 0):
-            job.status, job.reason = "failed", f"ended with exit code {code} and without a result"
-        elif code < 0:
-            job.status, job.reason = "failed", _killed_by(-code)
         else:
-            last = [f"exit code {code}", *self._said()][-1]
-            job.status, job.reason = "failed", last.removeprefix("precision-lab: ")
+            job.status, job.reason = "failed", _unwritable(job.folder) or self._why(code, own)
+
+    def _busy(self) -> str:
+        """Who runs the job, in the words of a process that found its folder held; empty if it did not."""
+        return next((line.partition(BUSY)[2].partition(" ->")[0] for line in self._said() if BUSY in line), "")
+
+    def _why(self, code: int, own: bool) -> str:
+        """What is known of a job that ended without a word in its folder."""
+        if code < 0:
+            return _killed_by(-code)
+        if code == 0 or own:
+            return f"ended with exit code {code} and without a result"
+        return [f"exit code {code}", *self._said()][-1].removeprefix("precision-lab: ")
 
     def _said(self) -> list[str]:
         """The lines of this process in the log: what stands before is an earlier attempt's."""
-        with self._log.open("rb") as file:
-            file.seek(self._log_start)
-            return file.read().decode(errors="replace").strip().splitlines()
+        try:
+            with self._log.open("rb") as file:
+                file.seek(self._log_start)
+                return file.read().decode(errors="replace").strip().splitlines()
+        except OSError:  # the folder is gone
+            return []
+
+
+def _unwritable(folder: Path) -> str:
+    """Why a job could write nothing more; empty where that is not so."""
+    if not folder.is_dir():
+        return "its folder is gone"
+    try:
+        with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+            if file.write(bytes(PROBE_BYTES)) == PROBE_BYTES:
+                return ""
+        return f"its folder cannot be written ({os.strerror(errno.ENOSPC)})"
+    except OSError as error:
+        return f"its folder cannot be written ({error.strerror})"
 
 
 def _killed_by(number: int) -> str:

@@ -9,8 +9,10 @@ from precision_lab.config import ROOT, Config, as_values
 from precision_lab.errors import InputError
 from precision_lab.folders import sweep_folder
 from precision_lab.redaction import secrets_in
+from precision_lab.sweep.earlier import what_differs
 from precision_lab.sweep.launch import places_for, run_jobs
 from precision_lab.sweep.plan import Job, in_turn, settle, titles
+from precision_lab.sweep.space import require_space
 from precision_lab.sweep.survey import survey
 from precision_lab.sweep.view import View
 
@@ -18,9 +20,9 @@ from precision_lab.sweep.view import View
 def lead(composed: list[tuple[Config, list[str]]], write_command: Callable[[Path, list[str]], None]) -> int:
     """Run the jobs, given as config and overrides each; return the sweep's exit code.
 
-    InputError before anything is written: an arm that the machine cannot do, or jobs that cannot be told
-    apart. `write_command` is called once, before the first job, with the sweep's folder and the secrets it must
-    not write.
+    InputError before anything is written: an arm that the machine cannot do, jobs that cannot be told apart, or a
+    disk without room for them. `write_command` is called once, before the first job, with the sweep's folder and
+    the secrets it must not write.
     """
     if not composed:
         raise InputError("The sweep has no job: a key was given an empty range of values.")
@@ -38,10 +40,13 @@ def lead(composed: list[tuple[Config, list[str]]], write_command: Callable[[Path
             for number, job in enumerate(jobs):
                 job.folder = Path(elsewhere) / str(number)
             return _run(jobs, places, view, notes)
+    notes += what_differs(jobs)
+    folder = sweep_folder(jobs[0].asked)
     try:
-        write_command(sweep_folder(jobs[0].asked), secrets)
+        require_space(jobs)
+        write_command(folder, secrets)
     except OSError as error:
-        raise InputError(f"{error.filename} cannot be written ({error.strerror}); set paths.outputs.") from error
+        raise InputError(f"{folder} cannot be written ({error.strerror}); set paths.outputs.") from error
     code = _run(jobs, places, view, notes)
     compared = sorted({_short(sweep_folder(job.asked)) for job in jobs})
     view.say(f"compare: python scripts/compare.py {shlex.join(compared)}")

@@ -1,27 +1,40 @@
 """What this machine can do, asked in a process of its own: the one that leads a sweep never loads torch."""
 
 import pickle
+import signal
 import subprocess
 import sys
+from typing import Any
 
 from precision_lab.config import Config
-from precision_lab.errors import InputError
+from precision_lab.errors import Ended, InputError
+from precision_lab.stops import handled_by
 from precision_lab.sweep.plan import Answer
 
 
 def survey(jobs: list[Config]) -> list[Answer]:
-    """An answer for each job."""
+    """An answer for each job; Ended by a signal to stop, which the process asked does not outlive."""
     process = subprocess.Popen(
         [sys.executable, "-P", "-c", f"from {__name__} import main; main()"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
-    out, err = process.communicate(pickle.dumps(jobs))
+    try:
+        with handled_by(_end):
+            out, err = process.communicate(pickle.dumps(jobs))
+    except Ended:
+        process.kill()
+        process.communicate()
+        raise
     if process.returncode:
         last = (err.decode(errors="replace").strip().splitlines() or ["no word of why"])[-1]
         raise InputError(f"torch could not tell what this machine can do (exit code {process.returncode}): {last}")
     return pickle.loads(out)
+
+
+def _end(number: int, frame: Any) -> None:
+    raise Ended(130 if number == signal.SIGINT else 143)
 
 
 def _answer(asked: Config, threads: int) -> Answer:
