@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from own_code.training import ARMS
-from precision_lab import batches
+from precision_lab import loading
 from precision_lab.assemble import (
     Workload,
     assemble,
@@ -76,7 +76,7 @@ def test_memory_is_pinned_for_the_device_that_is_trained_on(monkeypatch, device)
     """A CUDA device that is not used gets no context: pinning would start one."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     pinned = []
-    monkeypatch.setattr(batches, "DataLoader", lambda *_, pin_memory, **__: pinned.append(pin_memory) or iter([0]))
+    monkeypatch.setattr(loading, "DataLoader", lambda *_, pin_memory, **__: pinned.append(pin_memory) or iter([0]))
     words = ["precision=fp32", "device=cpu", "dataset=custom", "dataset._target_=own_code.mine.line_data"]
     words += ["model=custom", "model._target_=own_code.mine.Line", "trainer.batch_size=8"]
     ready = assemble(resolve(compose(words)))

@@ -16,7 +16,6 @@ import sysconfig
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +23,13 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.data import Dataset, Subset
+from torch.utils.data import Dataset
 
+from precision_lab import torchvision_files
 from precision_lab.errors import InputError
 from precision_lab.hardware import GIB, total_memory
 from precision_lab.hashing import content_hash
+from precision_lab.image_files import ImageFiles, fit, list_images
 from precision_lab.seeds import PrivateRandomness
 
 # Not the library itself, or different on every machine with the same Python.
@@ -48,6 +49,7 @@ class Data:
     val: Dataset
     facts: dict[str, int]  # num_classes, channels, image_size | vocab_size, context
     hash: str  # 16 hex digits of sha256 over the data used
+    unreadable: Callable[[], list[str]] = list  # files left out or replaced up to now
 
 
 class TensorSamples(Dataset):
@@ -100,52 +102,50 @@ def digits(channels: int | None, image_size: int | None, train_fraction: float) 
 
 def torchvision_dataset(name: str, root: str, download: bool, channels: int | None, image_size: int | None) -> Data:
     """MNIST, FashionMNIST, CIFAR10 or CIFAR100, whole in memory, without augmentation."""
-    from torchvision import datasets  # costs more than a second: only who asks for it pays
-
-    try:
-        splits = [getattr(datasets, name)(str(root), train=train, download=download) for train in (True, False)]
-    except (RuntimeError, OSError) as error:
-        problem = f"could not be downloaded to {root}" if download else f"has no files in {root}"
-        raise InputError(
-            f"dataset.name={name} {problem}: set dataset.download=true on a machine with "
-            f"internet access, or point dataset.root to a folder that holds torchvision's {name} files."
-        ) from error
-    train, val = ((_channels_first(torch.as_tensor(split.data)), torch.as_tensor(split.targets)) for split in splits)
-    return _image_data(train, val, len(splits[0].classes), channels, image_size)
+    train, val, num_classes = torchvision_files.read(name, str(root), download)
+    return _image_data(train, val, num_classes, channels, image_size)
 
 
-def image_folder(root: str, channels: int | None, image_size: int | None, val_fraction: float) -> Data:
+def image_folder(
+    root: str, channels: int | None, image_size: int | None, val_fraction: float, on_unreadable: str = "fail"
+) -> Data:
     """Files root/<class>/<image>, or root/train/... and root/val/..., decoded when they are used.
 
     The central square of each image is resized. Without train and val folders a file's relative
-    name decides its split, so that adding files moves no other. The hash covers names and sizes.
+    name decides its split, so that adding files moves no other. The hash covers names and sizes of the files used.
+    `on_unreadable` is fail (InputError) or skip: an empty file is left out, one that cannot be decoded is replaced.
     """
     if image_size is None:
         raise InputError("image_folder needs a size to resize to: set e.g. dataset.image_size=64.")
-    channels = channels or 3
-    transform = partial(_decoded_image, channels=channels, image_size=image_size)
-    root = Path(str(root))
+    channels, root, skip = channels or 3, Path(str(root)), on_unreadable == "skip"
     parts = [root / name for name in ("train", "val")]
-    if all(part.is_dir() for part in parts):
-        train, val = (_read_folder(part, transform) for part in parts)
-        if train.classes != val.classes:
+    listings = [list_images(part, skip) for part in (parts if all(part.is_dir() for part in parts) else [root])]
+    images = [image for listing in listings for image in listing.images]
+    if len(listings) == 2:
+        if listings[0].classes != listings[1].classes:
             raise InputError(f"{parts[0]} and {parts[1]} must hold the same class folders.")
-        classes, files = train.classes, [path for path, _ in train.samples + val.samples]
+        splits = [listing.images for listing in listings]
     else:
         _check_fraction("val_fraction", val_fraction)
-        folder = _read_folder(root, transform)
-        classes, files = folder.classes, [path for path, _ in folder.samples]
-        held_out = [_is_held_out(_relative(path, root), val_fraction) for path in files]
-        train = Subset(folder, [i for i, out in enumerate(held_out) if not out])
-        val = Subset(folder, [i for i, out in enumerate(held_out) if out])
-        if not len(train) or not len(val):
+        splits = [[], []]
+        for image in images:
+            splits[_is_held_out(_relative(image.path, root), val_fraction)].append(image)
+        if not all(splits):
             raise InputError(
-                f"{root} has too few images ({len(files)}) for dataset.val_fraction={val_fraction}:"
+                f"{root} has too few images ({len(images)}) for dataset.val_fraction={val_fraction}:"
                 " one split is empty; make train and val folders, or change the fraction."
             )
-    facts = {"num_classes": len(classes), "channels": channels, "image_size": image_size}
-    identity = [(_relative(path, root), os.path.getsize(path)) for path in files]
-    return Data(train, val, facts, content_hash(len(train), len(val), identity, channels, image_size))
+    train, val = (ImageFiles(split, channels, image_size, skip) for split in splits)
+    facts = {"num_classes": len(listings[0].classes), "channels": channels, "image_size": image_size}
+    identity = [(_relative(image.path, root), image.size) for image in images]
+    left_out = [path for listing in listings for path in listing.unreadable]
+    return Data(
+        train,
+        val,
+        facts,
+        content_hash(len(train), len(val), identity, channels, image_size),
+        lambda: [*left_out, *train.unreadable(), *val.unreadable()],
+    )
 
 
 def synthetic_images(
@@ -193,7 +193,7 @@ def _image_data(
             f"At dataset.image_size={image_size} the images need {needed / GIB:.0f} GiB, more "
             f"than half of this machine's memory ({present / GIB:.0f} GiB): choose a smaller one."
         )
-    images = [_fit(pixels, channels, image_size) for pixels, _ in (train, val)]
+    images = [fit(pixels, channels, image_size) for pixels, _ in (train, val)]
     std, mean = torch.std_mean(images[0], dim=(0, 2, 3), keepdim=True)  # [1, C, 1, 1]
     for split in images:
         split.sub_(mean).div_(std)
@@ -201,44 +201,6 @@ def _image_data(
     # Over the pixels as they were read: resized ones may differ in the last bit between CPUs.
     identity = content_hash(*train, *val, channels, image_size)
     return Data(TensorSamples(images[0], train[1]), TensorSamples(images[1], val[1]), facts, identity)
-
-
-def _fit(pixels: Tensor, channels: int, image_size: int) -> Tensor:
-    """A new float32 tensor [N, channels, image_size, image_size] from pixels [N, C, H, W]."""
-    if channels not in (1, 3):
-        raise InputError(f"dataset.channels={channels} is not possible; valid are 1 and 3.")
-    images = pixels.to(torch.float32, copy=True)
-    if channels < images.shape[1]:
-        images = images.mean(dim=1, keepdim=True)
-    if images.shape[2:] != (image_size, image_size):
-        images = F.interpolate(images, size=(image_size, image_size), mode="bilinear", antialias=True)
-    if channels > images.shape[1]:
-        images = images.repeat(1, channels, 1, 1)
-    return images
-
-
-def _channels_first(pixels: Tensor) -> Tensor:
-    """[N, H, W] or [N, H, W, C] -> [N, C, H, W]."""
-    return pixels.unsqueeze(1) if pixels.dim() == 3 else pixels.permute(0, 3, 1, 2)
-
-
-def _decoded_image(image: Any, channels: int, image_size: int) -> Tensor:
-    """PIL image -> float32 [C, H, W] in -1..1, from its central square."""
-    pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1)  # [3, height, width]
-    height, width = pixels.shape[1:]
-    side = min(height, width)
-    top, left = (height - side) // 2, (width - side) // 2
-    square = pixels[:, top : top + side, left : left + side]
-    return _fit(square.unsqueeze(0), channels, image_size)[0] / 127.5 - 1
-
-
-def _read_folder(root: Path, transform: Callable[[Any], Tensor]) -> Dataset:
-    from torchvision.datasets import ImageFolder
-
-    try:
-        return ImageFolder(str(root), transform=transform)
-    except FileNotFoundError as error:  # no class folders, or one without an image
-        raise InputError(f"{root} is not in the layout root/<class>/<image>: {error}") from error
 
 
 def _relative(path: str | Path, root: str | Path) -> str:
@@ -283,7 +245,12 @@ def _is_kept(name: str) -> bool:
 def text_file(path: str, context: int | None, val_fraction: float) -> Data:
     """Bytes of one file of yours; its last part is the validation set."""
     _check_fraction("val_fraction", val_fraction)
-    content = Path(str(path)).read_bytes()
+    try:
+        content = Path(str(path)).read_bytes()
+    except OSError as error:
+        raise InputError(f"dataset.path={path} cannot be read ({error.strerror}).") from error
+    if not content:
+        raise InputError(f"dataset.path={path} is empty; name a text file.")
     cut = round((1 - val_fraction) * len(content))
     return _text_data(content[:cut], content[cut:], context, f"dataset.path={path}")
 

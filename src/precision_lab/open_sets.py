@@ -5,6 +5,7 @@ checked here is what several groups must agree on, and what the files shipped ar
 """
 
 import math
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -94,19 +95,36 @@ def _check_files(dataset: dict[str, Any]) -> None:
             isinstance(name, str) and name in TORCHVISION_FILES,
             f"dataset.name={name} is unknown; valid are {', '.join(TORCHVISION_FILES)}.",
         )
+        _may_be_read("root", root)
         require(
-            bool(dataset.get("download")) or (Path(str(root)) / TORCHVISION_FILES[name]).exists(),
+            bool(dataset.get("download")) or os.path.exists(Path(str(root)) / TORCHVISION_FILES[name]),
             f"{name} is not in dataset.root={root}; add dataset.download=true, or point dataset.root to it.",
         )
     elif target == "precision_lab.datasets.image_folder":
-        root = dataset.get("root")
+        root, choice = dataset.get("root"), dataset.get("on_unreadable", "fail")
         require(
-            root is not None and Path(str(root)).is_dir(),
+            choice in ("fail", "skip"),
+            f"dataset.on_unreadable={choice} is unknown; valid are fail and skip.",
+        )
+        require(
+            root is not None and os.path.isdir(str(root)),
             f"dataset.root={root} is not a folder; it must hold one folder of images a class.",
         )
+        _may_be_read("root", root)
     elif target == "precision_lab.datasets.text_file":
         path = dataset.get("path")
-        require(path is not None and Path(str(path)).is_file(), f"dataset.path={path} is not a file; name a text file.")
+        require(
+            path is not None and os.path.isfile(str(path)),
+            f"dataset.path={path} is not a file; name a text file.",
+        )
+        _may_be_read("path", path)
+        require(os.path.getsize(str(path)) > 0, f"dataset.path={path} is empty; name a text file.")
+
+
+def _may_be_read(key: str, place: Any) -> None:
+    needed = os.R_OK | (os.X_OK if os.path.isdir(str(place)) else 0)
+    denied = os.path.exists(str(place)) and not os.access(str(place), needed)
+    require(not denied, f"dataset.{key}={place} cannot be read: permission denied.")
 
 
 def label(node: dict[str, Any]) -> str:
