@@ -9,13 +9,13 @@ import re
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor, nn
 
 from precision_lab.errors import InputError
-from precision_lab.recorder import written_whole
+from precision_lab.recorder import writing, written_whole
 
 SCHEMA_VERSION = 1
 FOLDER = "checkpoints"
@@ -49,16 +49,18 @@ class Checkpoints:
         Raises NotPlain, or CannotWrite.
         """
         _refuse_what_is_not_plain(state)
-        self._folder.mkdir(exist_ok=True)
+        with writing(self._folder):
+            self._folder.mkdir(exist_ok=True)
         path = self._folder / f"step_{done:08}.pt"
         with written_whole(path) as file:
-            torch.save({"schema": SCHEMA_VERSION, **state}, file)
+            _save({"schema": SCHEMA_VERSION, **state}, file)
         self._written = time.monotonic()
         there = [step_of(path) for path in self.newest_first()]
         wanted = {*there[:KEPT], *(max((step for step in there if step < t), default=None) for t in troubles)}
         for old in self.newest_first():
             if step_of(old) not in wanted:
-                old.unlink()
+                with writing(old):
+                    old.unlink()
         return path
 
     def newest_first(self) -> list[Path]:
@@ -66,11 +68,37 @@ class Checkpoints:
 
     def begin_after(self, done: int) -> None:
         """The run goes on after `done` steps, or from its start: later ones are put aside, and half-written ones go."""
-        for half in self._folder.glob(".step_*"):
-            half.unlink()
-        for path in self.newest_first():
-            if step_of(path) > done:
-                path.rename(path.with_suffix(".left"))
+        with writing(self._folder):
+            for half in self._folder.glob(".step_*"):
+                half.unlink()
+            for path in self.newest_first():
+                if step_of(path) > done:
+                    path.rename(path.with_suffix(".left"))
+
+
+class _Noting:
+    """A file that keeps what a write raised: torch.save, broken off, raises an error of its own instead."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self.raised = file, None
+        self.flush = file.flush
+
+    def write(self, data: Any) -> int:
+        try:
+            return self._file.write(data)
+        except BaseException as error:
+            self.raised = error
+            raise
+
+
+def _save(content: dict[str, Any], file: BinaryIO) -> None:
+    noting = _Noting(file)
+    try:
+        torch.save(content, noting)
+    except RuntimeError:
+        if noting.raised:
+            raise noting.raised from None
+        raise
 
 
 def written_in(folder: Path) -> list[Path]:

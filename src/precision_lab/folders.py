@@ -17,6 +17,7 @@ from typing import Any, TextIO
 from precision_lab import identity
 from precision_lab.config import Config, Rerun, as_values, sweep_name
 from precision_lab.errors import InputError
+from precision_lab.recorder import writing
 from precision_lab.redaction import redact, secrets_in
 from precision_lab.streams import lossy
 
@@ -187,14 +188,15 @@ def _lock(log: TextIO) -> None:
 
 
 def set_aside(folder: Path) -> None:
-    """Move an earlier attempt's files to `attempts/<n>`; the log is continued."""
+    """Move an earlier attempt's files to `attempts/<n>`; the log is continued. Raises CannotWrite."""
     attempts = folder / "attempts"
-    left = [path for path in folder.iterdir() if path.name not in (LOG, attempts.name)]
-    if left:
-        attempts.mkdir(exist_ok=True)
-        numbers = [int(path.name) for path in attempts.iterdir() if path.name.isdigit()]
-        target = attempts / str(max(numbers, default=0) + 1)
-        target.mkdir()
+    with writing(attempts):
+        left = [path for path in folder.iterdir() if path.name not in (LOG, attempts.name)]
+        if left:
+            attempts.mkdir(exist_ok=True)
+            numbers = [int(path.name) for path in attempts.iterdir() if path.name.isdigit()]
+            target = attempts / str(max(numbers, default=0) + 1)
+            target.mkdir()
         # status.json first: a kill in between must not leave a finished job without its result
         for path in sorted(left, key=lambda path: path.name != "status.json"):
             path.rename(target / path.name)

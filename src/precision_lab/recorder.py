@@ -79,6 +79,15 @@ class CannotWrite(Exception):
         super().__init__(f"{path} cannot be written ({error.strerror or error}).")
 
 
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """An OSError from what is done to `path` becomes CannotWrite."""
+    try:
+        yield
+    except OSError as error:
+        raise CannotWrite(path, error) from error
+
+
 class Recorder:
     """Writes one run folder. Raises CannotWrite where that is not possible, and leaves what was written as it was."""
 
@@ -122,16 +131,15 @@ class Recorder:
     def position(self) -> dict[str, float]:
         """Where metrics.jsonl stands, safe on the disk, for a checkpoint: what `resume` takes."""
         path = self.folder / "metrics.jsonl"
-        try:
-            with path.open("ab") as file:
-                os.fsync(file.fileno())
-                return {"metrics_bytes": file.tell(), "elapsed_s": self.elapsed_s()}
-        except OSError as error:
-            raise CannotWrite(path, error) from error
+        with writing(path), path.open("ab") as file:
+            os.fsync(file.fileno())
+            return {"metrics_bytes": file.tell(), "elapsed_s": self.elapsed_s()}
 
     def resume(self, metrics_bytes: int, elapsed_s: float) -> None:
         """Go on from a checkpoint's position: cut off what was recorded after it."""
-        os.truncate(self.folder / "metrics.jsonl", metrics_bytes)
+        path = self.folder / "metrics.jsonl"
+        with writing(path):
+            os.truncate(path, metrics_bytes)
         self._elapsed_before = elapsed_s
 
     def lines(self) -> list[dict[str, Any]]:
@@ -213,14 +221,11 @@ def written_whole(path: Path) -> Iterator[BinaryIO]:
 
 def _append(path: Path, line: bytes) -> None:
     """Append all of it or nothing: a full disk takes a part."""
-    try:
-        with path.open("ab", buffering=0) as file:
-            before = file.tell()
-            try:
-                if file.write(line) < len(line):
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            except BaseException:
-                file.truncate(before)
-                raise
-    except OSError as error:
-        raise CannotWrite(path, error) from error
+    with writing(path), path.open("ab", buffering=0) as file:
+        before = file.tell()
+        try:
+            if file.write(line) < len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except BaseException:
+            file.truncate(before)
+            raise
