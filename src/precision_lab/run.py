@@ -4,6 +4,7 @@ import math
 import os
 import sys
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -24,6 +25,7 @@ from precision_lab.config import Config, Rerun, as_values
 from precision_lab.environment import environment_of
 from precision_lab.errors import InputError
 from precision_lab.inspection import measure_memory, peak_by_kind
+from precision_lab.loading import WorkerDied
 from precision_lab.logs import log, logging_to
 from precision_lab.losses import Curve
 from precision_lab.meter import Meter
@@ -35,6 +37,8 @@ from precision_lab.stops import Stops, Terminated
 from precision_lab.terminal import BUSY, CHECKED, bar, summary_lines
 from precision_lab.tracking import Mirror, mirror_of
 from precision_lab.trainer import BETWEEN_STEPS, Progress, Trainer, evaluate, is_eval_point
+
+UNREADABLE_SHOWN = 10
 
 
 def run(asked: Config, sweep: bool = False) -> int:
@@ -117,6 +121,8 @@ class _Run:
         self.best: dict[str, float | None] = {}
         self.hashes: dict[str, str] = {}
         self.memory: dict[str, Any] | None = None
+        self.unreadable: Callable[[], list[str]] = list  # files of the data
+        self.unreadable_before: list[str] = []  # told by earlier attempts
         self.curve = Curve()
         self.mirror: Mirror | None = None
 
@@ -143,8 +149,8 @@ class _Run:
             first_line = str(error).split("\n")[0]
             if hardware.is_out_of_memory(error):
                 status, reason = "out_of_memory", first_line
-            elif isinstance(error, InputError):
-                status, reason, code = "failed", first_line, 2
+            elif isinstance(error, InputError | WorkerDied):
+                status, reason, code = "failed", first_line, 2 if isinstance(error, InputError) else 1
             else:
                 status, reason, code = "failed", f"{type(error).__name__}: {first_line}", 1
             log.exception("the run stopped")
@@ -170,7 +176,7 @@ class _Run:
         log.info("%s -> %s", _title(self.asked), self.recorder.folder)
         self.mirror = mirror_of(self.asked, self.resolved.device.type, self.environment, self.secrets)
         ready, self.trainer, self.batches = self.parts or _build(self.resolved)
-        self.ready = ready
+        self.ready, self.unreadable = ready, ready.workload.data.unreadable
         self.meter = Meter(self.trainer.policy.device, self.asked.meter.warmup_steps)
         seed_globals(derive(self.asked.seed, "dropout"))
         for note in ready.notes:
@@ -220,6 +226,7 @@ class _Run:
         kept = state["run"]
         self.final, self.best, self.curve = kept["final"], kept["best"], Curve(kept["curve"])
         self.resumed_at = [*kept["resumed_at"], self.trainer.done]
+        self.unreadable_before = kept["unreadable"]
         self.recorder.resume(**kept["position"])
         self.checkpoints.begin_after(self.trainer.done)
         if self.mirror:
@@ -239,6 +246,7 @@ class _Run:
                 "best": self.best,
                 "curve": self.curve.points,
                 "resumed_at": self.resumed_at,
+                "unreadable": self._all_unreadable(),
                 "position": self.recorder.position(),
             },
         }
@@ -335,6 +343,19 @@ class _Run:
             return f"the validation loss is {self.final['val/loss_fp32']} after step {self.progress.step}"
         return None
 
+    def _all_unreadable(self) -> list[str]:
+        return sorted({*self.unreadable_before, *self.unreadable()})
+
+    def _unreadable_files(self) -> dict[str, Any] | None:
+        """What result.json says of files of the data that were left out or replaced."""
+        names = self._all_unreadable()
+        if not names:
+            return None
+        first = names[:UNREADABLE_SHOWN]
+        more = ", ..." * (len(names) > len(first))
+        log.warning("files that cannot be read, left out or replaced: %d (%s%s)", len(names), ", ".join(first), more)
+        return {"count": len(names), "first": first}
+
     def _finish(self, status: str, reason: str | None) -> None:
         asked, progress = self.asked, self.progress
         reason = redact(reason, self.secrets)  # an exception's words, which go to W&B too
@@ -356,6 +377,7 @@ class _Run:
             first_nonfinite_step=progress.first_nonfinite_step,
             first_nonfinite_loss=progress.first_nonfinite_loss,
             overrides=[word for word in sys.argv[1:] if word.startswith("~") or ("=" in word and word[0] != "-")],
+            unreadable_files=self._unreadable_files(),
             memory=self.memory,
             curve=self.curve.stored(),
             config=as_values(asked),
