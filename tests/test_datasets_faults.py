@@ -2,6 +2,7 @@
 
 import errno
 import io
+import json
 import multiprocessing
 import os
 import re
@@ -17,8 +18,9 @@ from torch.utils.data import Dataset
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 from torchvision import datasets as library
 
-from precision_lab import datasets, image_files, loading
+from precision_lab import datasets, image_files, loading, run
 from precision_lab.batches import TrainBatches, eval_batches
+from precision_lab.config import compose
 from precision_lab.errors import InputError
 from precision_lab.loading import WorkerDied
 from precision_lab.open_sets import TORCHVISION_FILES, check
@@ -587,3 +589,89 @@ def test_what_is_no_death_is_told_as_it_is(monkeypatch):
     with pytest.raises(RuntimeError, match=r"^Too many open files$") as raised:
         read_all(lambda: torch.tensor(3), workers=1)
     assert type(raised.value) is RuntimeError
+
+
+# ---- runs --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def started(folder, tmp_path_factory, monkeypatch):
+    """Run on the folder's images, as a sweep's job: exit code, result.json and train.log."""
+    outputs = tmp_path_factory.mktemp("outputs")
+    words = ["precision=fp32", "device=cpu", "model=mlp", "model.hidden=[4]", "trainer.batch_size=4", "trainer.steps=6"]
+    words += ["dataset=image_folder", f"dataset.root={folder}", "dataset.image_size=4", "dataset.val_fraction=0.3"]
+    words += ["name=faults", f"paths.outputs={outputs}", "probe.memory=false", "wandb.mode=disabled"]
+
+    def start(*more: str) -> tuple[int, dict, str]:
+        monkeypatch.setattr(run, "_a_job_ran", False)
+        code = run.run(compose([*words, *more]), sweep=True)
+        (job,) = outputs.glob("sweeps/faults/mlp*")
+        return code, json.loads((job / "result.json").read_text()), (job / "train.log").read_text()
+
+    return start
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_run_tells_what_was_skipped(folder, started, workers):
+    emptied(folder / "cat" / "4.png")
+    for i in range(1, 7):
+        for name in ("cat", "dog"):
+            (folder / name / f"{i}.png").write_bytes(UNDECODABLE["text"])
+    code, result, log = started("dataset.on_unreadable=skip", f"trainer.workers={workers}")
+    assert (code, result["status"]) == (0, "completed")
+    expected = [str(folder / "cat" / f"{i}.png") for i in range(1, 7)]
+    expected += [str(folder / "dog" / f"{i}.png") for i in range(1, 5)]
+    assert result["unreadable_files"] == {"count": 12, "first": expected}
+    (told,) = (line for line in log.splitlines() if "cannot be read" in line)
+    assert told.endswith(f"WARNING files that cannot be read, left out or replaced: 12 ({', '.join(expected)}, ...)")
+
+
+def test_a_run_without_faults_tells_of_none(started):
+    _, result, log = started("dataset.on_unreadable=skip")
+    assert result["unreadable_files"] is None
+    assert "cannot be read" not in log
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_run_ends_at_the_first_unless_told_to_skip(folder, started, workers):
+    for path in (folder / "cat").iterdir():
+        path.write_bytes(UNDECODABLE["text"])
+    code, result, log = started(f"trainer.workers={workers}")
+    assert (code, result["status"]) == (2, "failed")
+    assert re.match(
+        rf"{folder}/cat/\d\.png cannot be read as an image \(in no format .*skip to train", result["reason"]
+    )
+    assert "PIL.UnidentifiedImageError" in log  # the traceback, of the worker too
+
+
+def test_what_was_skipped_before_a_run_was_stopped_is_still_told_after_it_went_on(folder, started, monkeypatch):
+    decoded, calls = image_files._decoded, []
+    whole = {path: path.read_bytes() for path in (folder / "dog").glob("[0-4].png")}
+
+    def stopped(path):
+        calls.append(path)
+        if len(calls) == 20:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return decoded(path)
+
+    for path, content in whole.items():
+        path.write_bytes(bytes(len(content)))
+    monkeypatch.setattr(image_files, "_decoded", stopped)
+    code, first, _ = started("dataset.on_unreadable=skip")
+    assert (code, first["status"]) == (143, "interrupted")
+    for path, content in whole.items():
+        path.write_bytes(content)
+    code, result, _ = started("dataset.on_unreadable=skip")
+    assert (code, result["status"], len(result["resumed_at"])) == (0, "completed", 1)
+    assert result["unreadable_files"] == first["unreadable_files"]
+    assert set(first["unreadable_files"]["first"]) <= set(map(str, whole))
+
+
+def test_a_run_that_lost_a_worker_says_so(started, impatient, monkeypatch):
+    monkeypatch.setattr(image_files, "_decoded", lambda path: killed_by(signal.SIGKILL)())
+    code, result, _ = started("trainer.workers=1")
+    assert (code, result["status"]) == (1, "failed")
+    assert re.fullmatch(
+        r"A data worker \(process \d+\) was ended by SIGKILL, perhaps for want of memory: set fewer trainer\.workers\.",
+        result["reason"],
+    )
