@@ -4,7 +4,9 @@ import json
 import os
 import random
 import resource
+import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import numpy
@@ -71,3 +73,29 @@ class Leaky(Line):
             os.environ["LEFT_BY_A_JOB"] = "yes"
             torch.ones(300 * 2**18)  # 300 MiB
         return super().forward(x)
+
+
+class Spoiler(Line):
+    """At its `step`-th training step it does something to the disk, once: what its `order` file says, which then goes.
+
+    `fill PATH` writes there until the disk is full, `run PATH` starts a program and waits.
+    """
+
+    def __init__(self, order: str, step: int):
+        super().__init__()
+        self.order, self.step, self.seen = Path(order), step, 0
+
+    def forward(self, x):
+        self.seen += self.training
+        if self.seen == self.step and self.training and self.order.exists():
+            what, path = self.order.read_text().split()
+            self.order.unlink()
+            fill(Path(path)) if what == "fill" else subprocess.run([path], check=True)
+        return super().forward(x)
+
+
+def fill(path: Path) -> None:
+    """Leave no byte of the disk."""
+    with path.open("wb", buffering=0) as file, suppress(OSError):
+        while file.write(bytes(2**20)):
+            pass
