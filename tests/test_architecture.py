@@ -44,7 +44,7 @@ LAYERS = [
     {"sweep", "report", "largest_batch", "benchmark"},
     {"processes"},
     {"entry"},
-    {"run", "inspection"},
+    {"run", "check", "fitting", "inspection"},
     {"assemble"},
     {"trainer"},
     {

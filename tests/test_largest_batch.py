@@ -15,8 +15,9 @@ from precision_lab.batches import batch_of
 from precision_lab.config import compose
 from precision_lab.datasets import TensorSamples
 from precision_lab.errors import InputError
-from precision_lab.largest_batch import GIB, MIB, Largest, find_largest, look, search
+from precision_lab.largest_batch import Largest, find_largest, look, search
 from precision_lab.settings import LargestBatchConfig
+from precision_lab.terminal import GIB, MIB
 from precision_lab.trainer import Trainer
 from typed_scripts import module, run
 

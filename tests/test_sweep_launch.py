@@ -446,7 +446,7 @@ def test_a_log_that_takes_no_word_changes_nothing_for_the_real_job(tmp_path):
     """
     jobs = jobs_of(tmp_path, code)
     jobs[0].folder.mkdir()
-    order = pickle.dumps(launch.Order(jobs[0].asked, sys.path, ["train.py"]))
+    order = pickle.dumps(launch.Order(jobs[0].asked, sys.path, ["train.py"], jobs[0].folder))
     with open("/dev/full", "wb") as full:
         process = subprocess.Popen([sys.executable, "-c", REAL], stdin=subprocess.PIPE, stdout=full, stderr=full)
         process.stdin.write(order)

@@ -357,7 +357,7 @@ def led(monkeypatch, tmp_path):
             return 7
 
         answer = Answer(precision=jobs[0][0].precision, device="cpu", notes=("a note",))
-        monkeypatch.setattr(lead_module, "survey", lambda asked: [answer] * len(asked))
+        monkeypatch.setattr(lead_module, "survey", lambda asked, try_input: [answer] * len(asked))
         monkeypatch.setattr(lead_module, "run_jobs", run_jobs)
         return lead_module.lead(jobs, lambda folder, secrets: order.append(secrets)), order
 

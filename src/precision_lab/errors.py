@@ -9,6 +9,10 @@ class InputError(Exception):
     """
 
 
+class OwnCodeFailed(InputError):
+    """Code of the user's own raised, called to build what the input names. Another job may call it well."""
+
+
 def require(condition: bool, sentence: str) -> None:
     """Raise InputError with the sentence unless the condition holds."""
     if not condition:

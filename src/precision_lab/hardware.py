@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from precision_lab.config import DeviceConfig, DeviceType, Dtype, Float32Mode, PrecisionConfig
-from precision_lab.errors import InputError
+from precision_lab.errors import InputError, require
 
 GIB = 2**30
 
@@ -186,6 +186,41 @@ def available_memory() -> int | None:
             return next(int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable"))
     except (OSError, StopIteration):
         return None
+
+
+def limit_memory(asked: DeviceConfig, device: torch.device) -> None:
+    """Have the allocator of a CUDA or MPS device refuse what goes beyond `memory_budget_gib`; InputError if it cannot.
+
+    A CPU's allocator knows no limit: there the steps are to be measured.
+    """
+    fraction = memory_fraction(asked, device)
+    if fraction:
+        {"cuda": torch.cuda, "mps": torch.mps}[device.type].set_per_process_memory_fraction(fraction)
+
+
+def memory_fraction(asked: DeviceConfig, device: torch.device) -> float | None:
+    """The budget as a share of a CUDA or MPS device's memory; None for no limit. InputError for what cannot be held."""
+    if asked.memory_budget_gib is None:
+        return None
+    key = f"device.memory_budget_gib={asked.memory_budget_gib}"
+    if device.type == "cpu":
+        require(
+            not asked.compile,
+            f"{key} and device.compile=true cannot be combined on a CPU: a compiled step is not measured there.",
+        )
+        return None
+    return fraction_of(device, int(asked.memory_budget_gib * GIB), key)
+
+
+def fraction_of(device: torch.device, budget: int, key: str) -> float:
+    """`budget` bytes as a share of what the device has; InputError, with the words of `key`, if that is less."""
+    total = (
+        torch.cuda.get_device_properties(device).total_memory
+        if device.type == "cuda"
+        else torch.mps.recommended_max_memory()
+    )
+    require(budget <= total, f"{key} is more than the {total / GIB:.3g} GiB of this device.")
+    return budget / total
 
 
 def release_cached_memory() -> None:

@@ -71,6 +71,11 @@ def arm_label(precision: PrecisionConfig) -> str:
     return precision.name + (f"[{','.join(changes)}]" if changes else "")
 
 
+def title(config: Config) -> str:
+    """What runs, for the reader: `bf16: mlp on digits, seed 0`."""
+    return f"{arm_label(config.precision)}: {label(config.model)} on {label(config.dataset)}, seed {config.seed}"
+
+
 def slug(config: Config, device: str) -> str:
     """The run folder's readable name; the run signature at its end makes it unique by content."""
     parts = [label(config.model), label(config.dataset), config.precision.name.lower(), f"s{config.seed}", device]

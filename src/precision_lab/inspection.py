@@ -2,7 +2,7 @@
 
 import dataclasses
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -13,8 +13,8 @@ from precision_lab import hardware, identity
 from precision_lab.assemble import assemble, make_trainer, resolve, training_batches
 from precision_lab.config import Config
 from precision_lab.errors import InputError
-from precision_lab.probe.ledger import step_memory
-from precision_lab.probe.memory import cpu_step_peak, saved_activations
+from precision_lab.probe.ledger import StepMemory, step_memory
+from precision_lab.probe.memory import cpu_step_peak, saved_activations, storage_id
 from precision_lab.probe.ops import op_map, render
 from precision_lab.task import Task
 from precision_lab.trainer import Trainer
@@ -68,22 +68,38 @@ def peak_by_kind(trainer: Trainer, batch: Any) -> dict[str, Any]:
     is in use now, by whatever process. It trains: to be called after all that counts. Not for a compiled model.
     """
     trainer.model.train()
-    trainer.optimizer.zero_grad()
-    task, device = trainer.task, trainer.policy.device
+    found = measured_step(trainer, itertools.repeat(batch))
+    part = {"batch_size": trainer.plan.batch_size, **dataclasses.asdict(found)}
+    if trainer.policy.device.type == "cuda":
+        free, total = torch.cuda.mem_get_info()
+        part |= {"reserved_bytes": torch.cuda.max_memory_reserved(), "device_used_bytes": total - free}
+    return part
+
+
+def measured_step(trainer: Trainer, batches: Iterator[Any]) -> StepMemory:
+    """Take the next step on `batches` and see its peak of memory. The step is the same to the bit as without.
+
+    Not for a compiled model.
+    """
+    trainer.optimizer.zero_grad()  # as the step does first: what it frees counts for the whole step
+    batch = next(batches)  # out here: workers that a loader forks within a profile would record, too, and for ever
+    task = trainer.task
 
     def step(watched: Callable[[Task], Task]) -> None:
         trainer.task = watched(task)
         try:
-            trainer.step(itertools.repeat(batch))
+            trainer.step(itertools.chain([batch], batches))
         finally:
             trainer.task = task
 
-    found = step_memory(step, lambda: _by_kind(trainer, batch), trainer.model.parameters(), device)
-    part = {"batch_size": trainer.plan.batch_size, **dataclasses.asdict(found)}
-    if device.type == "cuda":
-        free, total = torch.cuda.mem_get_info()
-        part |= {"reserved_bytes": torch.cuda.max_memory_reserved(), "device_used_bytes": total - free}
-    return part
+    device = trainer.policy.device
+    return step_memory(step, lambda: _by_kind(trainer, batch), trainer.model.parameters(), device)
+
+
+def checkpoint_bytes(trainer: Trainer) -> int:
+    """Bytes of all that training keeps from step to step: parameters, buffers, optimizer state. Shared ones once."""
+    kept = _tensors_in([trainer.model.state_dict(), *trainer.optimizer.state.values()])
+    return sum({storage_id(t): t.untyped_storage().nbytes() for t in kept}.values())
 
 
 def _by_kind(trainer: Trainer, batch: Any) -> dict[str, list[Tensor]]:

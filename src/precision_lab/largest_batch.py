@@ -6,7 +6,6 @@ time. Batches are counted in samples of one micro-batch; GiB = 2^30 and MiB = 2^
 """
 
 import dataclasses
-import gc
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,8 +19,8 @@ from precision_lab.errors import InputError, require
 from precision_lab.processes import Killed, ask
 from precision_lab.settings import LargestBatchConfig
 from precision_lab.sweep.survey import survey
+from precision_lab.terminal import GIB, size, unit
 
-GIB, MIB = 2**30, 2**20
 WITHIN = 0.02  # of the largest batch: where the search stops
 _MEANING = {
     "cpu": "Memory of one training step by the allocator of torch: {budget}. The process itself, and what libraries "
@@ -100,7 +99,7 @@ def find_largest(arms: dict[str, Config], settings: LargestBatchConfig, console:
     device = answers[0].device
     require(device in _MEANING, f"The largest batch is not searched for on {device}, where no step's peak is known.")
     budget = _budget_on(device, settings.budget_gib)
-    shown = _size(budget) if budget else "all that is free"
+    shown = size(budget) if budget else "all that is free"
     console.print(_MEANING[device].format(budget=shown) + "\n")
     found = {}
     for label, asked in arms.items():
@@ -108,7 +107,7 @@ def find_largest(arms: dict[str, Config], settings: LargestBatchConfig, console:
             found[label] = _largest_of(label, asked, budget)
         if not found[label].batch:
             needs = found[label].beyond_peak
-            takes = f"which takes {_size(needs)}" if needs else "where memory runs out"
+            takes = f"which takes {size(needs)}" if needs else "where memory runs out"
             raise InputError(f"{shown} is too small for {label} at a batch of 1, {takes}; set a larger budget_gib.")
     console.print(_table(found, settings.reference))
     samples = min(one.samples for one in found.values())
@@ -145,20 +144,11 @@ def _largest_of(label: str, asked: Config, budget: int | None) -> Largest:
         ) from end
 
 
-def _unit(nbytes: int) -> tuple[str, int]:
-    return ("GiB", GIB) if nbytes >= 1000 * MIB else ("MiB", MIB)  # a fourth digit would become an exponent
-
-
-def _size(nbytes: int) -> str:
-    unit, size = _unit(nbytes)
-    return f"{nbytes / size:.3g} {unit}"
-
-
 def _table(found: dict[str, Largest], reference: str) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("arm", overflow="fold", min_width=8)
-    unit, size = _unit(max((one.memory["peak_bytes"] for one in found.values() if one.memory), default=0))
-    for header in ("largest", "ratio", f"peak {unit}"):
+    name, one_unit = unit(max((one.memory["peak_bytes"] for one in found.values() if one.memory), default=0))
+    for header in ("largest", "ratio", f"peak {name}"):
         table.add_column(header, justify="right", no_wrap=True)
     table.add_column("phase", no_wrap=True)
     table.add_column("mostly", overflow="fold")
@@ -169,17 +159,17 @@ def _table(found: dict[str, Largest], reference: str) -> Table:
             label,
             f"{one.batch:,}",
             f"{one.batch / base.batch:.2f}" if base else "-",
-            *(_peak(one.memory, size) if one.memory else ("-", "-", "-")),
+            *(_peak(one.memory, one_unit) if one.memory else ("-", "-", "-")),
             f"{one.beyond:,}",
         )
     return table
 
 
-def _peak(memory: dict[str, Any], size: int) -> tuple[str, str, str]:
-    """The peak in units of `size` bytes, its phase, and what it mostly consists of."""
+def _peak(memory: dict[str, Any], one_unit: int) -> tuple[str, str, str]:
+    """The peak in units of so many bytes, its phase, and what it mostly consists of."""
     kind, nbytes = max(memory["by_kind"].items(), key=lambda item: item[1])
     share = f"{kind.replace('_', ' ')} {nbytes / memory['peak_bytes']:.0%}"
-    return f"{memory['peak_bytes'] / size:.4g}", memory["phase"], share
+    return f"{memory['peak_bytes'] / one_unit:.4g}", memory["phase"], share
 
 
 # --- one arm, in its process ---------------------------------------------------------------------------------
@@ -188,50 +178,26 @@ def _peak(memory: dict[str, Any], size: int) -> tuple[str, str, str]:
 def look(order: tuple[Config, int | None]) -> dict[str, Any]:
     """Search for one arm within a budget of bytes; a `Largest` as a dict."""
     asked, budget = order
-    from precision_lab import hardware
+    import torch
+
+    from precision_lab import fitting, hardware
     from precision_lab.assemble import assemble, make_trainer, resolve
-    from precision_lab.batches import batch_of
-    from precision_lab.inspection import peak_by_kind, step_peak
+    from precision_lab.inspection import peak_by_kind
 
     resolved = resolve(asked)
     enforced = resolved.device.type == "cuda"
-    if enforced and budget:
-        _limit_cuda(budget)
     ready = assemble(resolved)
-    trainer, train = make_trainer(ready), ready.workload.data.train
+    if enforced and budget:
+        fraction = hardware.fraction_of(resolved.device, budget, f"budget_gib={budget / GIB:.4g}")
+        torch.cuda.set_per_process_memory_fraction(fraction)
+    trainer = make_trainer(ready)
     peaks: dict[int, int | None] = {}
 
-    def tried(measure: Callable[[Any, Any], Any], size: int) -> Any:
-        """What is measured in a step on that many samples; None where memory ran out."""
-        trainer.plan = dataclasses.replace(trainer.plan, batch_size=size)
-        try:
-            return measure(trainer, batch_of(train, size, ready.place))
-        except Exception as error:
-            if not hardware.is_out_of_memory(error):
-                raise
-        # Out here nothing holds the failed step's tensors. What it left half done is made anew.
-        trainer.optimizer.zero_grad()
-        trainer.optimizer.state.clear()
-        trainer.scaler = trainer.policy.grad_scaler()
-        gc.collect()
-        hardware.release_cached_memory()
-        return None
-
-    def peak(size: int) -> int | None:
-        if not trainer.optimizer.state:  # the first step makes it; what counts is a step that finds it there
-            tried(step_peak, size)
-        peaks[size] = tried(step_peak, size)
-        return peaks[size]
+    def peak(samples: int) -> int | None:
+        peaks[samples] = fitting.peak_at(trainer, ready, samples)
+        return peaks[samples]
 
     trainer.model.train()
     batch, beyond = search(peak, None if enforced else budget)
-    memory = tried(peak_by_kind, batch) if batch else None
-    return dataclasses.asdict(Largest(batch, beyond, peaks[beyond], memory, len(train)))
-
-
-def _limit_cuda(budget: int) -> None:
-    import torch
-
-    total = torch.cuda.get_device_properties(0).total_memory
-    require(budget <= total, f"budget_gib={budget / GIB:.4g} is more than the {_size(total)} of this device.")
-    torch.cuda.set_per_process_memory_fraction(budget / total)
+    memory = fitting.tried(peak_by_kind, trainer, ready, batch) if batch else None
+    return dataclasses.asdict(Largest(batch, beyond, peaks[beyond], memory, len(ready.workload.data.train)))

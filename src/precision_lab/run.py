@@ -5,10 +5,11 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
-from precision_lab import folders, hardware, identity, open_sets
+from precision_lab import folders, hardware, identity
 from precision_lab.assemble import (
     Assembly,
     Resolved,
@@ -19,11 +20,13 @@ from precision_lab.assemble import (
     validation_batches,
 )
 from precision_lab.batches import TrainBatches
+from precision_lab.check import check
 from precision_lab.checkpoint import Checkpoints, NotPlain
 from precision_lab.code import code_of
 from precision_lab.config import Config, Rerun, as_values
 from precision_lab.environment import environment_of
 from precision_lab.errors import InputError
+from precision_lab.fitting import OutOfMemory, hold_to_budget
 from precision_lab.inspection import measure_memory, peak_by_kind
 from precision_lab.loading import WorkerDied
 from precision_lab.logs import log, logging_to
@@ -34,7 +37,7 @@ from precision_lab.redaction import redact, secrets_in
 from precision_lab.resume import about, check_hashes, state_to_go_on_from
 from precision_lab.seeds import derive, generator_states, restore_generators, seed_globals
 from precision_lab.stops import Stops, Terminated
-from precision_lab.terminal import BUSY, CHECKED, bar, summary_lines
+from precision_lab.terminal import BUSY, bar, summary_lines
 from precision_lab.tracking import Mirror, mirror_of
 from precision_lab.trainer import BETWEEN_STEPS, Progress, Trainer, evaluate, is_eval_point
 
@@ -51,12 +54,11 @@ def run(asked: Config, sweep: bool = False) -> int:
     """
     if sweep:
         _refuse_a_second_job()
+    if asked.check:
+        return check(asked)
     resolved = resolve(asked)
     asked, device = resolved.asked, resolved.device
-    parts = None if sweep and not asked.check else _build(resolved)
-    if asked.check:
-        print(*resolved.notes, *parts[0].notes, f"{_title(asked)}: {CHECKED}", sep="\n")
-        return 0
+    parts = None if sweep else _build(resolved)
     environment = environment_of(device) | {"code": code_of(asked), "support": resolved.support}
     secrets = secrets_in(os.environ, as_values(asked), sys.argv)
     with Stops() as stops:
@@ -67,10 +69,10 @@ def run(asked: Config, sweep: bool = False) -> int:
             try:
                 claim = folders.claim(folder, asked.rerun, environment["fingerprint"])
             except folders.Busy as owner:
-                print(f"{_title(asked)}{BUSY}{owner} -> {folder}")
+                print(f"{identity.title(asked)}{BUSY}{owner} -> {folder}")
                 return 0
             if not claim.log:
-                print(f"{_title(asked)}: {claim.status} before -> {folder}")
+                print(f"{identity.title(asked)}: {claim.status} before -> {folder}")
                 return 1 if claim.status == "failed" else 0
         with claim.log, logging_to(claim.log, secrets):
             return _Run(resolved, parts, claim, environment, secrets, stops).to_the_end()
@@ -123,6 +125,7 @@ class _Run:
         self.memory: dict[str, Any] | None = None
         self.unreadable: Callable[[], list[str]] = list  # files of the data
         self.unreadable_before: list[str] = []  # told by earlier attempts
+        self.lost: OutOfMemory | None = None
         self.curve = Curve()
         self.mirror: Mirror | None = None
 
@@ -149,11 +152,15 @@ class _Run:
             first_line = str(error).split("\n")[0]
             if hardware.is_out_of_memory(error):
                 status, reason = "out_of_memory", first_line
+                self.lost = OutOfMemory.told_by(error, self.trainer if self.training else None, self.resolved)
             elif isinstance(error, InputError | WorkerDied):
                 status, reason, code = "failed", first_line, 2 if isinstance(error, InputError) else 1
             else:
                 status, reason, code = "failed", f"{type(error).__name__}: {first_line}", 1
             log.exception("the run stopped")
+        if self.lost and self.training:  # out here nothing holds the failed step's tensors
+            self.lost = self.lost.with_what_fits(self.trainer, self.ready)
+            reason = self.lost.sentence(self.asked.trainer.accumulation)
         try:
             self._finish(status, reason)
         except CannotWrite as error:
@@ -173,11 +180,12 @@ class _Run:
         self._describe()
         for note in self.resolved.notes:
             log.info(note)
-        log.info("%s -> %s", _title(self.asked), self.recorder.folder)
+        log.info("%s -> %s", identity.title(self.asked), self.recorder.folder)
         self.mirror = mirror_of(self.asked, self.resolved.device.type, self.environment, self.secrets)
         ready, self.trainer, self.batches = self.parts or _build(self.resolved)
         self.ready, self.unreadable = ready, ready.workload.data.unreadable
-        self.meter = Meter(self.trainer.policy.device, self.asked.meter.warmup_steps)
+        measured_steps = hold_to_budget(self.trainer, ready)
+        self.meter = Meter(self.trainer.policy.device, max(measured_steps, self.asked.meter.warmup_steps))
         seed_globals(derive(self.asked.seed, "dropout"))
         for note in ready.notes:
             log.info(note)
@@ -278,7 +286,7 @@ class _Run:
         trainer, meter = self.trainer, self.meter
         validation = partial(validation_batches, self.ready)
         steps = self.ready.total_steps
-        with bar(_title(asked), steps) as show:
+        with bar(identity.title(asked), steps) as show:
 
             def on_log(progress: Progress, readings: dict[str, float]) -> None:
                 try:
@@ -379,6 +387,7 @@ class _Run:
             overrides=[word for word in sys.argv[1:] if word.startswith("~") or ("=" in word and word[0] != "-")],
             unreadable_files=self._unreadable_files(),
             memory=self.memory,
+            out_of_memory=asdict(self.lost) if self.lost else None,
             curve=self.curve.stored(),
             config=as_values(asked),
         )
@@ -388,12 +397,3 @@ class _Run:
         if self.mirror:
             self.mirror.finish(status, reason, self.recorder.summary(self.final, self.best))
             self.recorder.status(status, reason=reason, step=progress.step, wandb=self.mirror.state)
-
-
-def _title(asked: Config) -> str:
-    arm, model, data = (
-        identity.arm_label(asked.precision),
-        open_sets.label(asked.model),
-        open_sets.label(asked.dataset),
-    )
-    return f"{arm}: {model} on {data}, seed {asked.seed}"

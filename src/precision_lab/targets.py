@@ -4,16 +4,18 @@ A `_target_` may come from any installed package, or from a file of the user's f
 PYTHONPATH. Whatever is wrong with it becomes one sentence.
 """
 
+import sysconfig
 import traceback
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate as hydra_instantiate
 
-from precision_lab.errors import InputError
+from precision_lab.errors import InputError, OwnCodeFailed
 
 
 def instantiate(group: str, node: dict[str, Any], *args: Any) -> Any:
@@ -21,17 +23,18 @@ def instantiate(group: str, node: dict[str, Any], *args: Any) -> Any:
     try:
         return hydra_instantiate({"_target_": node["_target_"], **_arguments(node)}, *args, _convert_="all")
     except SystemExit as error:
-        raise InputError(f"{group}: {node['_target_']} called sys.exit({error.code!r}).") from error
+        raise refusal(error, f"{group}: {node['_target_']} called sys.exit({error.code!r}).") from error
     except InstantiationException as error:
         cause = error.__cause__ or error
         if isinstance(cause, InputError):
             raise cause from error
         text = str(cause).split("\n")[0].rstrip(".")
         if isinstance(cause, TypeError | ValueError):
-            raise InputError(f"{group}: {node['_target_']} refused its arguments: {text}.") from error
+            raise refusal(cause, f"{group}: {node['_target_']} refused its arguments: {text}.") from error
         last = traceback.extract_tb(cause.__traceback__)[-1]
         place = f"{last.filename}, line {last.lineno}"
-        raise InputError(f"{group}: {node['_target_']} raised {type(cause).__name__}: {text} ({place}).") from error
+        sentence = f"{group}: {node['_target_']} raised {type(cause).__name__}: {text} ({place})."
+        raise refusal(cause, sentence) from error
 
 
 def bind(group: str, node: dict[str, Any]) -> Callable[..., Any]:
@@ -54,10 +57,21 @@ def locate(group: str, node: dict[str, Any]) -> Any:
         return resolve_name(target)
     except (Exception, SystemExit) as error:  # importing a user's module can raise anything
         cause = str(error).split("\n")[0].rstrip(".") or type(error).__name__
-        raise InputError(
+        raise refusal(
+            error,
             f"{group}._target_={target} cannot be loaded ({cause}). "
-            "Name an importable class or function; for a file of your own set PYTHONPATH to its folder."
+            "Name an importable class or function; for a file of your own set PYTHONPATH to its folder.",
         ) from error
+
+
+def refusal(error: BaseException, sentence: str) -> InputError:
+    """The sentence as an InputError: OwnCodeFailed where `error` was raised in a file of the user's."""
+    raised_in = traceback.extract_tb(error.__traceback__)[-1].filename
+    foreign = raised_in.startswith("<") or any(Path(raised_in).is_relative_to(place) for place in _NOT_THE_USERS)
+    return (InputError if foreign else OwnCodeFailed)(sentence)
+
+
+_NOT_THE_USERS = [Path(__file__).parent, *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))]
 
 
 def _arguments(node: dict[str, Any]) -> dict[str, Any]:

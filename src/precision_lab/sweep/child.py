@@ -6,6 +6,7 @@ import pickle
 import signal
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TextIO
 
 from precision_lab.config import Config, as_values
@@ -22,6 +23,7 @@ class Order:
     asked: Config
     path: list[str]  # sys.path, so that a `_target_` is found as in a run by itself
     command: list[str]  # the command that would run this job by itself
+    folder: Path  # for what a check finds
 
 
 class _Redacted(io.TextIOWrapper):
@@ -44,6 +46,10 @@ def main() -> None:
     _follow_the_sweep()
 
     def run_it() -> int:
+        if order.asked.check:
+            from precision_lab.check import check
+
+            return check(order.asked, order.folder)
         from precision_lab.run import run
 
         return run(order.asked, sweep=True)

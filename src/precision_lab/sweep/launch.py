@@ -19,7 +19,7 @@ from precision_lab.stops import STOP_SIGNALS, handled_by
 from precision_lab.sweep.child import Order
 from precision_lab.sweep.plan import Job
 from precision_lab.sweep.view import View
-from precision_lab.terminal import BUSY, CHECKED
+from precision_lab.terminal import BUSY, CHECK_FILE, CHECKED
 
 CHILD = [sys.executable, "-P", "-c", "from precision_lab.sweep.child import main; main()"]
 POLL_S = 0.1
@@ -114,7 +114,7 @@ class _Running:
                 child, stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, **place}
             )
         job.status, job.pid, job.seconds = "running", self.process.pid, 0.0
-        order = Order(job.asked, sys.path, [str(ROOT / "train.py"), *job.overrides])
+        order = Order(job.asked, sys.path, [str(ROOT / "train.py"), *job.overrides], job.folder)
         # in a thread: a pipe takes 64 KiB at once, and its open end tells the job that the sweep lives
         threading.Thread(target=self._hand_over, args=(pickle.dumps(order),), daemon=True).start()
 
@@ -159,6 +159,7 @@ class _Running:
             job.status, job.reason = status, reason
         elif code == 0 and job.asked.check and any(line.endswith(CHECKED) for line in self._said()):
             job.status = "checked"
+            job.reason = folders.read_json(job.folder / CHECK_FILE).get("out_of_memory") or ""
         elif not own and (
             status == "running" and code == 0 or busy and status not in folders.FINISHED[job.asked.rerun]
         ):

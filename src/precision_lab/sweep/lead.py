@@ -30,7 +30,7 @@ def lead(composed: list[tuple[Config, list[str]]], write_command: Callable[[Path
     secrets = secrets_in({}, [as_values(asked) for asked, _ in composed], words)
     names = titles([overrides for _, overrides in composed], secrets)
     jobs = [Job(overrides, name, asked) for (asked, overrides), name in zip(composed, names, strict=True)]
-    answers = survey([job.asked for job in jobs])
+    answers = survey([job.asked for job in jobs], try_input=not jobs[0].asked.check)  # a check tries each job itself
     notes = settle(jobs, answers)
     jobs = in_turn(jobs)
     places = places_for(next((answer.gpus for answer in answers if answer.gpus), ()))

@@ -21,6 +21,7 @@ class Answer:
     """What the machine says to one job: its resolved arm and device, or why it refuses."""
 
     refused: str = ""
+    wrong: str = ""  # a sentence about the job's input
     precision: PrecisionConfig | None = None
     device: str = ""
     gpus: tuple[int, ...] = ()  # for a job on CUDA: the devices that are of the first one's model
@@ -57,7 +58,8 @@ def settle(jobs: list[Job], answers: list[Answer]) -> list[str]:
     """Give each job what the machine said to it: its resolved arm, its folder, what is known of it from before.
 
     Returns lines for the reader. InputError for an arm that the machine cannot do, unless such are to be
-    skipped, for two jobs that share a folder and differ, and for a folder with another machine's run.
+    skipped, for two jobs that share a folder and differ, for a folder with another machine's run, and for what is
+    wrong with the input of a job that would run.
     """
     notes: list[str] = []
     for job, answer in zip(jobs, answers, strict=True):
@@ -75,6 +77,7 @@ def settle(jobs: list[Job], answers: list[Answer]) -> list[str]:
             if status:
                 job.status, job.before = status, True
                 job.reason = folders.read_json(job.folder / "status.json").get("reason") or ""
+    _refuse_wrong_input([(job, answer) for job, answer in zip(jobs, answers, strict=True) if job.status == "waiting"])
     return notes
 
 
@@ -84,6 +87,20 @@ def _refuse_unsupported(jobs: list[Job]) -> None:
     if strict:
         reasons = " ".join(dict.fromkeys(job.reason for job in strict))
         raise InputError(f"{reasons} on_unsupported=skip runs the others.")
+
+
+def _refuse_wrong_input(answered: list[tuple[Job, Answer]]) -> None:
+    found: dict[str, list[str]] = {}
+    for job, answer in answered:
+        if answer.wrong and not job.asked.check:
+            found.setdefault(answer.wrong, []).append(job.title)
+    if found:
+        raise InputError("\n".join(f"{_some_of(titles)}: {sentence}" for sentence, titles in found.items()))
+
+
+def _some_of(titles: list[str], shown: int = 3) -> str:
+    more = f" and {len(titles) - shown} more" if len(titles) > shown else ""
+    return "; ".join(titles[:shown]) + more
 
 
 def _merge_same(jobs: list[Job]) -> None:

@@ -14,11 +14,13 @@ from rich.text import Text
 from precision_lab import folders
 from precision_lab.redaction import redact, secrets_in
 from precision_lab.sweep.plan import Job
+from precision_lab.terminal import CHECK_FILE, size
 
 REFRESH_S = 1.0
 TAIL_BYTES = 4096
 COLOURS = {"completed": "green", "running": "cyan", "failed": "red", "diverged": "yellow", "out_of_memory": "yellow"}
 COLUMNS = {"step": "step", "step_ms": "ms/step", "train_loss": "train loss", "val_loss": "val loss", "time": "time"}
+CHECKED_COLUMNS = {"step_ms": "ms/step", "peak": "peak", "phase": "phase", "time": "time"}
 WIDTHS = {"train_loss": 80, "step_ms": 68, "val_loss": 58, "time": 46}  # of a terminal that has room for them
 
 
@@ -106,9 +108,10 @@ class View:
         table = Table(box=None, pad_edge=False, header_style="bold", caption_justify="left", caption=self._caption())
         table.add_column("job", overflow="fold", min_width=8)
         table.add_column("status", no_wrap=True)
-        columns = [key for key in COLUMNS if self._console.width >= WIDTHS.get(key, 0)]
+        headers = CHECKED_COLUMNS if any(job.asked.check for job in jobs) else COLUMNS
+        columns = [key for key in headers if self._console.width >= WIDTHS.get(key, 0)]
         for key in columns:
-            table.add_column(COLUMNS[key], justify="right", no_wrap=True)
+            table.add_column(headers[key], justify="right", no_wrap=True)
         for job in jobs:
             known = figures(job)
             cells = [known.get(key, "-") for key in columns]
@@ -152,7 +155,7 @@ def sentence(job: Job) -> str:
     if job.reason:
         return f"{_word(job)} ({job.reason.rstrip('.') if see else job.reason}{see})"
     known = figures(job)
-    words = {"step": "step {}", "step_ms": "{} ms a step", "val_loss": "val loss {}", "time": "{}"}
+    words = {"step": "step {}", "step_ms": "{} ms a step", "peak": "peak {}", "val_loss": "val loss {}", "time": "{}"}
     told = [template.format(known[key]) for key, template in words.items() if known.get(key, "before") != "before"]
     return ": ".join([_word(job), ", ".join(told)] if told else [_word(job)])
 
@@ -162,7 +165,9 @@ def _word(job: Job) -> str:
 
 
 def figures(job: Job) -> dict[str, str]:
-    """What is known of a job, by the keys of COLUMNS; `val_loss` in float32, `time` taken, or about left (~)."""
+    """What is known of a job, by the keys of its columns; `val_loss` in float32, `time` taken, or about left (~)."""
+    if job.asked.check:
+        return _outlook(job)
     if job.status in ("waiting", "unsupported", "same", "not run", "checked", "elsewhere"):
         return {}
     running = job.status == "running"
@@ -177,6 +182,19 @@ def figures(job: Job) -> dict[str, str]:
         known["time"] = "before"
     elif not running and job.seconds:
         known["time"] = clock(job.seconds)
+    return known
+
+
+def _outlook(job: Job) -> dict[str, str]:
+    """What a check found."""
+    found = folders.read_json(job.folder / CHECK_FILE)
+    known = {"time": clock(job.seconds)} if job.seconds and job.status != "running" else {}
+    if found.get("step_ms"):
+        known["step_ms"] = f"{found['step_ms']:.4g}"
+    if found.get("peak_bytes"):
+        known["peak"] = size(found["peak_bytes"])
+    if found.get("phase"):
+        known["phase"] = found["phase"]
     return known
 
 
