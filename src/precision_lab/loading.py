@@ -62,6 +62,8 @@ def _from_workers(loader: DataLoader) -> Iterator[Any]:
     except Exception as error:  # a broken connection, a time-out, or torch's word for a death
         connection.wait([worker.sentinel for worker in workers], SETTLING_S)
         dead = [worker for worker in workers if worker.exitcode is not None]
+        for worker in workers:  # one that died holding a lock would keep the others for ever
+            worker.terminate()
         if not dead:
             raise
         raise WorkerDied(_last_words(dead[0])) from error
