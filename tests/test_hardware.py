@@ -14,7 +14,7 @@ CPU, CUDA, MPS = (torch.device(name) for name in ("cpu", "cuda", "mps"))
 
 
 def device_config(kind="auto", threads=None):
-    return DeviceConfig(DeviceType[kind], threads, channels_last=False, compile=False)
+    return DeviceConfig(DeviceType[kind], threads, channels_last=False, compile=False, memory_budget_gib=None)
 
 
 def nvidia(monkeypatch, major, minor):
