@@ -44,7 +44,7 @@ LAYERS = [
     {"sweep", "report", "largest_batch", "benchmark"},
     {"processes"},
     {"entry"},
-    {"run", "check", "fitting", "inspection"},
+    {"run", "replay", "check", "fitting", "inspection"},
     {"assemble"},
     {"trainer"},
     {
@@ -66,6 +66,7 @@ LAYERS = [
         "checkpoint",
         "resume",
         "logs",
+        "run_folder",
     },
     {"models", "datasets", "hardware", "hashing", "nested", "seeds", "identity", "targets", "arms", "settings", "code"},
     {"image_files", "torchvision_files"},

@@ -358,6 +358,15 @@ def compose(overrides: list[str]) -> Config:
         raise InputError(word(error, overrides, Config, CONF)) from error
 
 
+def of_values(values: dict[str, Any], source: str) -> Config:
+    """The typed config of plain values that a run has stored; InputError where `source` holds no such."""
+    try:
+        return typed(OmegaConf.merge(OmegaConf.structured(Config), values))
+    except (OmegaConfBaseException, InputError, ValueError, TypeError, RecursionError) as error:
+        reason = error if isinstance(error, InputError) else word(error, [], Config, CONF)
+        raise InputError(f"{source} holds no config that can be used here: {reason}") from error
+
+
 def load_precision(name: str) -> PrecisionConfig:
     """The arm exactly as `conf/precision/<name>.yaml` states it."""
     return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(PrecisionConfig), _stated_precision(name)))

@@ -31,13 +31,13 @@ def about(asked: Config, environment: dict[str, Any], secrets: list[str]) -> dic
     )
 
 
-def state_to_go_on_from(folder: Path, now: dict[str, Any], named: Path | None) -> tuple[dict[str, Any], list[str]]:
-    """The state in the newest checkpoint of a run's folder that can be used, or in the one named; and what to say.
+def state_to_go_on_from(folder: Path, now: dict[str, Any], paths: list[Path]) -> tuple[dict[str, Any], list[str]]:
+    """The state in the first of these checkpoints of a run's folder that can be used, and what to say of it.
 
     `now` is what this run is, by `about`. InputError if there is none, with the reasons.
     """
-    problems, where = [], named or folder
-    for path in [named] if named else checkpoint.written_in(folder):
+    problems = []
+    for path in paths:
         try:
             state = checkpoint.read(path)
             _check(state, path, folder, now)
@@ -46,7 +46,7 @@ def state_to_go_on_from(folder: Path, now: dict[str, Any], named: Path | None) -
             problems.append(str(error))
         except (KeyError, TypeError, AttributeError) as error:
             problems.append(f"{path} is no checkpoint of a run: it lacks {error}.")
-    raise InputError(" ".join(problems) or f"{where} holds no checkpoint.")
+    raise InputError(" ".join(problems) or f"{folder} holds no checkpoint.")
 
 
 def _check(state: dict[str, Any], path: Path, folder: Path, now: dict[str, Any]) -> None:
@@ -96,8 +96,3 @@ def _differences(saved: Any, now: Any, key: str = "") -> list[str]:
             found += _differences(saved.get(name), now.get(name), f"{key}.{name}" if key else name)
         return found
     return [] if saved == now else [f"{key} is {saved}, here {now}"]
-
-
-def newest(folder: Path, before: int) -> Path | None:
-    """The last checkpoint of a run's folder that was written before a step was taken."""
-    return next((path for path in checkpoint.written_in(folder) if checkpoint.step_of(path) < before), None)

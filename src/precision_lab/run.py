@@ -37,7 +37,7 @@ from precision_lab.redaction import redact, secrets_in
 from precision_lab.resume import about, check_hashes, state_to_go_on_from
 from precision_lab.seeds import derive, generator_states, restore_generators, seed_globals
 from precision_lab.stops import Stops, Terminated
-from precision_lab.terminal import BUSY, bar, summary_lines
+from precision_lab.terminal import BUSY, bar, summary_lines, what_went_wrong
 from precision_lab.tracking import Mirror, mirror_of
 from precision_lab.trainer import BETWEEN_STEPS, Progress, Trainer, evaluate, is_eval_point
 
@@ -210,8 +210,10 @@ class _Run:
         """Take up the state of the last checkpoint; where there is none that can be used, start over."""
         by_itself = self.asked.trainer.resume == "auto"
         try:
+            named = self.claim.checkpoint
+            paths = [named] if named else self.checkpoints.newest_first()
             now = about(self.asked, self.environment, self.secrets)
-            state, changes = state_to_go_on_from(self.claim.folder, now, self.claim.checkpoint)
+            state, changes = state_to_go_on_from(self.claim.folder, now, paths)
             check_hashes(state["about"]["hashes"], self.hashes)
             if by_itself and changes:
                 raise InputError(" ".join(f"{change}." for change in changes))
@@ -382,8 +384,7 @@ class _Run:
             **{key: self.environment[key] for key in ("fingerprint", "support", "host", "versions", "git", "code")},
             finished=time.time(),
             resumed_at=self.resumed_at,
-            first_nonfinite_step=progress.first_nonfinite_step,
-            first_nonfinite_loss=progress.first_nonfinite_loss,
+            nonfinite=progress.nonfinite(),
             overrides=[word for word in sys.argv[1:] if word.startswith("~") or ("=" in word and word[0] != "-")],
             unreadable_files=self._unreadable_files(),
             memory=self.memory,
@@ -394,6 +395,8 @@ class _Run:
         self.recorder.status(status, reason=reason, step=progress.step)
         shown = f"{reason.rstrip('.')}; see {self.recorder.folder / 'train.log'}" if status == "failed" else reason
         log.info(summary_lines(identity.arm_label(asked.precision), status, shown, progress.step, self.final))
+        if wrong := what_went_wrong(progress.nonfinite(), status == "diverged", self.recorder.folder):
+            log.info(wrong)
         if self.mirror:
             self.mirror.finish(status, reason, self.recorder.summary(self.final, self.best))
             self.recorder.status(status, reason=reason, step=progress.step, wandb=self.mirror.state)

@@ -1,8 +1,10 @@
 """What a run shows on the terminal: a progress bar where there is one, and the lines that sum it up."""
 
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -69,6 +71,20 @@ def summary_lines(arm: str, status: str, reason: str | None, step: int, final: M
     lines = [f"{arm}: {status} at step {step}" + (f" ({reason})" if reason else "")]
     lines += ["  " + ", ".join(filter(None, line)) for line in parts if any(line)]
     return "\n".join(lines)
+
+
+def what_went_wrong(nonfinite: Mapping[str, int | None], diverged: bool, folder: Path) -> str:
+    """At which step something first was not finite, and the command that shows where; empty if that is no trouble.
+
+    Skipped steps by which a scaler finds its scale are none, as long as the losses are finite.
+    """
+    if step := nonfinite["first_loss"]:
+        what = f"The loss of step {step} is the first that was not finite"
+    elif diverged and (step := nonfinite["last_streak_from"] or nonfinite["first_step"]):
+        what = f"The gradients from step {step} on were not finite"
+    else:
+        return ""
+    return f"{what}. See where: python scripts/replay.py run={shlex.quote(str(folder))}"
 
 
 def _figure(final: Mapping[str, Any], name: str, template: str) -> str:

@@ -80,8 +80,18 @@ class Progress:
 
         The step after those counted is one, too: whether it is finite is not known.
         """
-        streak = self.step - self.skips_in_a_row + 1
-        return [step for step in (self.first_nonfinite_step, streak) if step is not None]
+        return [step for step in (self.first_nonfinite_step, self._streak_from()) if step is not None]
+
+    def nonfinite(self) -> dict[str, int | None]:
+        """The steps to look at where something went wrong, as result.json keeps them."""
+        return {
+            "first_loss": self.first_nonfinite_loss,
+            "first_step": self.first_nonfinite_step,
+            "last_streak_from": self._streak_from() if self.skips_in_a_row else None,
+        }
+
+    def _streak_from(self) -> int:
+        return self.step - self.skips_in_a_row + 1
 
     def state(self) -> dict[str, Any]:
         """Plain values, for a checkpoint: what `of_state` takes."""
@@ -167,7 +177,7 @@ class Trainer:
             if at_log_point or wanted(self.done):
                 step_ms += meter.close()
                 if at_log_point:
-                    self.unlogged = self._read_window() | {"train/lr": lr} | timing(step_ms)
+                    self.unlogged = self.read_window() | {"train/lr": lr} | timing(step_ms)
                     self._record(on_log)
                     step_ms = []
                 pause()
@@ -178,7 +188,8 @@ class Trainer:
             on_log(self.progress, self.unlogged)
             self.unlogged = None
 
-    def _read_window(self) -> dict[str, float]:
+    def read_window(self) -> dict[str, float]:
+        """What the steps since the last call measured; waits for the device."""
         progress = self.progress
         self.policy.check_float32_modules()
         losses, norms, skipped = self.window.read()
@@ -267,6 +278,10 @@ class Window:
         for kept in (self._losses, self._norms, self._flags):
             kept.clear()
         return losses, norms, flags != 0
+
+    def last(self, accumulation: int) -> tuple[list[float], float, bool]:
+        """Of the last step: the losses of its micro-batches, its gradient norm and whether it was skipped."""
+        return [float(loss) for loss in self._losses[-accumulation:]], float(self._norms[-1]), bool(self._flags[-1])
 
     def state(self) -> list[list[Tensor]]:
         """What is not read yet, for a checkpoint."""

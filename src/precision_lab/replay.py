@@ -1,0 +1,244 @@
+"""One step of a finished run again, exactly: the same weights, batches and random states, looked at module by module.
+
+Goes from the nearest checkpoint, or from the start, which seeds make anew. What happened on the way is compared with
+what the run recorded, so that a replay on another machine or with other code is told from the real thing.
+"""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from precision_lab.assemble import Assembly, Resolved, assemble, make_trainer, resolve, training_batches
+from precision_lab.batches import TrainBatches
+from precision_lab.checkpoint import step_of, written_in
+from precision_lab.code import code_of
+from precision_lab.config import Config, DeviceType
+from precision_lab.environment import environment_of
+from precision_lab.errors import InputError
+from precision_lab.folders import read_json
+from precision_lab.resume import about, changes, state_to_go_on_from
+from precision_lab.run_folder import log_points
+from precision_lab.seeds import derive, restore_generators, seed_globals
+from precision_lab.trainer import Trainer, is_log_point
+
+
+@dataclass
+class Look:
+    """What one step was like."""
+
+    step: int  # from 1
+    lr: float
+    losses: list[float]  # of its micro-batches
+    grad_norm: float  # before clipping, after unscaling
+    loss_scale: float  # that its backward ran with
+    skipped: bool
+    indices: list[list[int]]  # of its training samples, a list for each micro-batch
+    found: list[str] = field(default_factory=list)  # non-finite values in the order in which they came to be
+
+    @property
+    def nonfinite(self) -> bool:
+        return self.skipped or not all(map(math.isfinite, self.losses))
+
+
+@dataclass(frozen=True)
+class Replay:
+    """A step looked at, and how it was reached."""
+
+    asked: Config
+    look: Look
+    began: int  # steps done where it began; 0: at the start
+    compared: int  # log points on the way, with what the run recorded
+    differs_from: int | None  # the step of the first of them whose loss is another one
+    notes: list[str]
+
+
+def replay(folder: Path, asked: Config, first: int, last: int) -> Replay:
+    """Take the run's steps again up to the first of `first` to `last` that is not finite, or up to `last`.
+
+    `asked` is the run's own config. InputError where there is no such step, or the run cannot be taken up here.
+    """
+    resolved = resolve(_as_it_was(folder, asked))
+    ready = assemble(resolved)
+    if first > ready.total_steps:
+        raise InputError(f"step={first} is beyond the end of the run, which has {ready.total_steps} steps.")
+    trainer, batches, notes = _taken_up(folder, resolved, ready, first)
+    recorded = {line["train/step"]: line.get("train/loss") for line in log_points(folder)}
+    began, compared, differs_from = trainer.done, 0, None
+    trainer.model.train()
+    while True:
+        at = trainer.done + 1
+        look = _take(trainer, batches, ready.total_steps, looked_at=at >= first)
+        if look and (look.nonfinite or at == last):
+            return Replay(ready.asked, look, began, compared, differs_from, notes)
+        if is_log_point(at, trainer.plan, ready.total_steps):
+            loss = trainer.read_window()["train/loss"]
+            if at in recorded:
+                compared += 1
+                same = recorded[at] == loss or (recorded[at] is None and not math.isfinite(loss))
+                differs_from = differs_from or (None if same else at)
+
+
+def _as_it_was(folder: Path, asked: Config) -> Config:
+    """The config with the device that `auto` stood for, and its threads."""
+    made_on = read_json(folder / "environment.json").get("fingerprint") or {}
+    kind, threads = made_on.get("device"), made_on.get("threads")
+    device = asked.device
+    if kind in DeviceType.__members__:
+        device = replace(device, type=DeviceType[kind])
+    if kind == "cpu" and isinstance(threads, int):
+        device = replace(device, threads=threads)
+    return replace(asked, device=device)
+
+
+def _taken_up(folder: Path, resolved: Resolved, ready: Assembly, step: int) -> tuple[Trainer, TrainBatches, list[str]]:
+    trainer, batches = make_trainer(ready), training_batches(ready)
+    seed_globals(derive(ready.asked.seed, "dropout"))
+    now = about(ready.asked, environment_of(resolved.device) | {"code": code_of(ready.asked)}, [])
+    was = read_json(folder / "result.json")
+    paths = [path for path in written_in(folder) if step_of(path) < step]
+    state, notes = None, []
+    if paths:
+        try:
+            state, notes = state_to_go_on_from(folder, now, paths)
+        except InputError as error:
+            notes = [f"no checkpoint can be used: {error}"]
+    if state:
+        trainer.load_state(state["trainer"])
+        batches = training_batches(ready, state["batches"])
+        restore_generators(state["generators"], trainer.policy.device.type)
+    elif {"fingerprint", "code", "versions"} <= set(was):
+        notes += changes({**was, "torch": was["versions"].get("torch")}, now)
+    return trainer, batches, [*resolved.notes, *notes]
+
+
+def _take(trainer: Trainer, batches: TrainBatches, total_steps: int, looked_at: bool) -> Look | None:
+    """One step; what it was like if it is to be `looked_at`, which waits for the device."""
+    lr = trainer.rate.set(trainer.done, total_steps)
+    if not looked_at:
+        trainer.step(batches)
+        trainer.done += 1
+        return None
+    scale, indices, found = trainer.scaler.get_scale(), [], []
+
+    def noted() -> Iterator[Any]:
+        for batch in batches:
+            indices.append(batches.indices)
+            found.extend(_of_a_batch(batch, indices))
+            yield batch
+
+    model = trainer.model
+    trainer.model = getattr(model, "_orig_mod", model)  # a compiled model has no modules to look at
+    try:
+        with _watching(trainer.model, found):
+            trainer.step(noted())
+    finally:
+        trainer.model = model
+    trainer.done += 1
+    losses, norm, skipped = trainer.window.last(trainer.plan.accumulation)
+    if skipped and not found:
+        found += _of_gradients(trainer.model)
+    return Look(trainer.done, lr, losses, norm, scale, skipped, indices, found)
+
+
+def _of_a_batch(batch: Any, indices: list[list[int]]) -> list[str]:
+    bad = [_nonfinite(leaf) for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
+    return [f"the batch itself: {words}" for words in bad if words]
+
+
+def _of_gradients(model: nn.Module) -> list[str]:
+    named = [(name, p.grad) for name, p in model.named_parameters() if p.grad is not None]
+    return [f"the gradient of {name}: {words}" for name, grad in reversed(named) if (words := _nonfinite(grad))]
+
+
+@contextmanager
+def _watching(model: nn.Module, found: list[str]) -> Iterator[None]:
+    """Note each module whose output, or the gradient of whose output, is not finite, in the order it comes to be."""
+
+    def shown(name: str, module: nn.Module) -> str:
+        return f"{name or 'the whole model'} ({type(module).__name__})"
+
+    def after(name: str, module: nn.Module, inputs: Any, output: Any) -> None:
+        for leaf in tree_leaves(output):
+            if not isinstance(leaf, Tensor):
+                continue
+            if words := _nonfinite(leaf):
+                found.append(f"the output of {shown(name, module)}: {words}{_largest(inputs)}")
+            if leaf.requires_grad:
+                leaf.register_hook(lambda grad: backward(name, module, grad))
+
+    def backward(name: str, module: nn.Module, grad: Tensor) -> None:
+        if words := _nonfinite(grad):
+            found.append(f"the gradient at the output of {shown(name, module)}: {words}")
+
+    handles = [
+        module.register_forward_hook(lambda module, inputs, output, name=name: after(name, module, inputs, output))
+        for name, module in model.named_modules()
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _nonfinite(tensor: Tensor) -> str:
+    """`3 of 4,096 values are inf, 1 nan, in float16`; empty if all are finite."""
+    if not tensor.is_floating_point() or tensor.layout != torch.strided:
+        return ""
+    infinite, nans = int(tensor.isinf().sum()), int(tensor.isnan().sum())
+    if not infinite + nans:
+        return ""
+    kinds = [f"{count:,} {word}" for count, word in ((infinite, "inf"), (nans, "nan")) if count]
+    return f"{' and '.join(kinds)} of {tensor.numel():,} values in {str(tensor.dtype).removeprefix('torch.')}"
+
+
+def _largest(inputs: Any) -> str:
+    leaves = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+    if not leaves:
+        return ""
+    largest = max(float(leaf.detach().abs().max()) for leaf in leaves if leaf.numel())
+    return f"; the largest of its inputs is {largest:.4g}"
+
+
+# --- in words -------------------------------------------------------------------------------------------------
+
+
+def lines(done: Replay, title: str) -> list[str]:
+    """What was replayed, how truly, and what the step was like."""
+    look = done.look
+    start = f"from the checkpoint after step {done.began}" if done.began else "from the start"
+    truth = "no log point of the run lies on the way"
+    if done.differs_from:
+        truth = f"not as it was: the loss at step {done.differs_from} is not the one that the run recorded"
+    elif done.compared:
+        truth = f"at every log point on the way ({done.compared}) the loss equals the recorded one bit for bit"
+    losses = ", ".join(f"{loss:.6g}" for loss in look.losses)
+    rows = {
+        "loss": losses if len(look.losses) == 1 else f"{losses} (of its micro-batches)",
+        "grad norm": f"{look.grad_norm:.6g}, before clipping",
+        "loss scale": f"{look.loss_scale:,g}",
+        "rate": f"{look.lr:.4g}",
+        "update": "skipped" if look.skipped else "applied",
+    }
+    for number, indices in enumerate(look.indices, 1):
+        name = "batch" if len(look.indices) == 1 else f"batch {number}"
+        rows[name] = f"training samples {', '.join(map(str, indices))}"
+    body = [f"  {name:<11}{value}" for name, value in rows.items()]
+    if look.found:
+        more = look.found[1:4]
+        body += ["", f"First non-finite: {look.found[0]}."]
+        body += [f"then {item}" for item in more]
+        left = len(look.found) - 1 - len(more)
+        body += [f"and {left} more"] if left else []
+    elif look.nonfinite:
+        body += ["", "No module's output and no gradient at one is non-finite: the loss itself is, or what forms it."]
+    else:
+        body += ["", "All of it is finite."]
+    return [title, *done.notes, f"replayed {start}; {truth}", "", f"step {look.step}", *body]

@@ -1,0 +1,58 @@
+"""What the folder of an earlier run says of it: its config, its log points, its first non-finite step. No torch."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from precision_lab.config import Config, of_values
+from precision_lab.errors import InputError, require
+from precision_lab.folders import read_json
+
+
+def config_of(folder: Path) -> Config:
+    """What the run was asked to do. InputError where the folder holds none that can be used here."""
+    path = folder / "config.yaml"
+    require(folder.is_dir(), f"{folder} is not a folder; name a run's.")
+    try:
+        text = path.read_text(encoding="utf-8")
+        values = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    except OSError as error:
+        raise InputError(f"{path} cannot be read ({error.strerror}); name a run's folder.") from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise InputError(f"{path} is damaged and cannot be read.") from error
+    require(isinstance(values, dict), f"{path} holds no config of a run.")
+    require("[redacted]" not in text, f"{path} has a secret left out, without which the run cannot be made again.")
+    return of_values(values, str(path))
+
+
+def log_points(folder: Path) -> Iterator[dict[str, Any]]:
+    """The lines of metrics.jsonl that can be read, the oldest first."""
+    try:
+        text = (folder / "metrics.jsonl").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return
+    for row in text.splitlines():
+        try:
+            line = json.loads(row)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(line, dict) and isinstance(line.get("train/step"), int):
+            yield line
+
+
+def nonfinite_step(folder: Path) -> tuple[int, int]:
+    """(first, last): the steps among which the one is where things went wrong. InputError if the run had none."""
+    told = read_json(folder / "result.json").get("nonfinite")
+    told = told if isinstance(told, dict) else {}
+    known = told.get("first_loss") or told.get("last_streak_from") or told.get("first_step")
+    if isinstance(known, int):
+        return known, known
+    before = 0
+    for line in log_points(folder):
+        if line.get("amp/nonfinite_steps"):
+            return before + 1, line["train/step"]
+        before = line["train/step"]
+    raise InputError(f"{folder} has recorded no non-finite step; name one to look at: step=1 is the first.")
