@@ -1,6 +1,7 @@
 """`check=true`: what it says, against the run that it speaks of; and what it leaves, which is nothing."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -108,7 +109,8 @@ def test_a_compiled_model_has_a_peak_without_a_phase(monkeypatch):
 def test_a_sweep_shows_what_each_job_needs(tmp_path):
     words = [*MLP, *FIXED, "precision=fp32,bf16", "check=true", f"paths.outputs={tmp_path}"]
     line = [sys.executable, str(ROOT / "train.py"), "-m", *words]
-    done = subprocess.run(line, capture_output=True, text=True, timeout=120, cwd=tmp_path)
+    here = os.environ | {"PYTHONPATH": str(ROOT / "src"), "COLUMNS": "100"}
+    done = subprocess.run(line, capture_output=True, text=True, timeout=120, cwd=tmp_path, env=here)
     assert done.returncode == 0, done.stderr
     rows = [row.split() for row in done.stdout.splitlines() if row.startswith("precision=")]
     assert [(row[0], row[1]) for row in rows] == [("precision=fp32", "checked"), ("precision=bf16", "checked")]
