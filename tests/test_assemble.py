@@ -21,9 +21,9 @@ from precision_lab.assemble import (
 from precision_lab.config import compose
 from precision_lab.errors import InputError
 from precision_lab.hashing import content_hash
+from precision_lab.logs import _Redacting
 from precision_lab.precision import perturb
 from precision_lab.redaction import secrets_in
-from precision_lab.run import _Redacting
 from precision_lab.seeds import derive
 
 SMALL = ["precision=fp32", "device=cpu", "dataset=synthetic_images", "dataset.samples=125", "dataset.image_size=8"]

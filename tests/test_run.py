@@ -378,7 +378,8 @@ def test_an_interrupted_run_leaves_a_readable_result(runs, name, code, reason):
     assert run.json("status.json")["status"] == "interrupted"
     result = run.result
     assert (result["status"], result["reason"]) == ("interrupted", reason)
-    assert result["step"] == 4  # the last log point; the signal came in step 5
+    assert result["step"] == 5  # in which the signal came; it was finished, and its state kept
+    assert [path.name for path in (run.folder / "checkpoints").iterdir()] == ["step_00000005.pt"]
     assert [line["train/step"] for line in run.metrics] == [2, 4]
     assert result["summary"]["final/train_loss"] == run.metrics[-1]["train/loss"]
     assert "Traceback" not in run.words

@@ -44,13 +44,13 @@ class TrainBatches:
                 f"trainer.batch_size={batch_size} is larger than the training set: choose at most {len(dataset)}."
             )
         self._handed_out: int = state["handed_out"] if state else 0
-        self._hash = Chain(state["hash"] if state else "")
+        self._hash = Chain(state["hash"]) if state else Chain()
         order = partial(_shuffled, len(dataset), batch_size, seed)
         ahead = islice(order(), self._handed_out, None)
         self._batches = _load(dataset, ahead, seed, workers, pin, self._handed_out)
         self._order = islice(order(), self._handed_out, None)  # a second pass: the loader runs ahead of the training
         self._place = place
-        self.indices: list[int] = []  # of the samples in the batch handed out last
+        self._last = torch.empty(0, dtype=torch.int64)
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -61,8 +61,13 @@ class TrainBatches:
             self._hash.add(content_hash(batch).encode())
         indices = next(self._order)
         self._hash.add(indices.numpy().tobytes())
-        self._handed_out, self.indices = self._handed_out + 1, indices.tolist()
+        self._handed_out, self._last = self._handed_out + 1, indices
         return self._place(batch)
+
+    @property
+    def indices(self) -> list[int]:
+        """Of the samples in the batch handed out last."""
+        return self._last.tolist()
 
     def order_hash(self) -> str:
         """16 hex digits over the first batch's values and the indices of all batches handed out."""

@@ -12,8 +12,8 @@ from torch import Tensor
 class Chain:
     """A hash over a sequence of byte strings that can be taken up again: each link is hashed with the one before."""
 
-    def __init__(self, state: str = "") -> None:
-        self.state = state  # 64 hex digits; "" before the first link
+    def __init__(self, state: str = "0" * 64) -> None:
+        self.state = state  # 64 hex digits
 
     def add(self, link: bytes) -> None:
         self.state = hashlib.sha256(self.state.encode() + link).hexdigest()

@@ -142,9 +142,13 @@ class Recorder:
             os.truncate(path, metrics_bytes)
         self._elapsed_before = elapsed_s
 
-    def lines(self) -> list[dict[str, Any]]:
-        """What metrics.jsonl holds."""
-        return [json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines()]
+    def logged(self) -> Iterator[dict[str, Any]]:
+        """`train/step` and the values of each call of `log` that metrics.jsonl holds, also by earlier attempts."""
+        for text in (self.folder / "metrics.jsonl").read_text().splitlines():
+            line = json.loads(text)
+            del line["perf/elapsed_s"]
+            bad = {name: float(value) for name, value in line.pop("nonfinite", {}).items()}
+            yield line | bad
 
     def result(self, final: Mapping[str, float | None], best: Mapping[str, float | None], **parts: Any) -> None:
         """Write result.json: all that a comparison table needs.

@@ -240,7 +240,7 @@ class _Run:
         self.recorder.resume(**kept["position"])
         self.checkpoints.begin_after(self.trainer.done)
         if self.mirror:
-            for line in self.recorder.lines():
+            for line in self.recorder.logged():
                 self.mirror.log(line)
         restore_generators(state["generators"], self.trainer.policy.device.type)
 
@@ -307,7 +307,7 @@ class _Run:
                 return bool(due) or self.stops.arrived or self.stops.checkpoint_asked
 
             def pause() -> None:
-                if wanted(trainer.done) and not self.stops.arrived:
+                if wanted(trainer.done) and not (self.stops.arrived or self.progress.diverged):
                     self.stops.checkpoint_asked = False
                     self._write_checkpoint()
                 self.stops.check()
@@ -368,13 +368,14 @@ class _Run:
 
     def _finish(self, status: str, reason: str | None) -> None:
         asked, progress = self.asked, self.progress
+        done = self.trainer.done if self.trainer else 0
         reason = redact(reason, self.secrets)  # an exception's words, which go to W&B too
         self.recorder.result(
             self.final,
             self.best,
             status=status,
             reason=reason,
-            step=progress.step,
+            step=done,
             applied_steps=progress.step - progress.skipped_steps,
             arm=identity.arm_label(asked.precision),
             seed=asked.seed,
@@ -392,11 +393,11 @@ class _Run:
             curve=self.curve.stored(),
             config=as_values(asked),
         )
-        self.recorder.status(status, reason=reason, step=progress.step)
+        self.recorder.status(status, reason=reason, step=done)
         shown = f"{reason.rstrip('.')}; see {self.recorder.folder / 'train.log'}" if status == "failed" else reason
-        log.info(summary_lines(identity.arm_label(asked.precision), status, shown, progress.step, self.final))
+        log.info(summary_lines(identity.arm_label(asked.precision), status, shown, done, self.final))
         if wrong := what_went_wrong(progress.nonfinite(), status == "diverged", self.recorder.folder):
             log.info(wrong)
         if self.mirror:
             self.mirror.finish(status, reason, self.recorder.summary(self.final, self.best))
-            self.recorder.status(status, reason=reason, step=progress.step, wandb=self.mirror.state)
+            self.recorder.status(status, reason=reason, step=done, wandb=self.mirror.state)
