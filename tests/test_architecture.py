@@ -41,7 +41,7 @@ MAY_IMPORT = {
 }
 # The one way that imports run: a module may import from those further right, never from those further left.
 LAYERS = [
-    {"sweep", "report", "largest_batch", "benchmark"},
+    {"sweep", "report", "largest_batch", "benchmark", "torture"},
     {"processes"},
     {"entry"},
     {"run", "replay", "check", "fitting", "inspection"},

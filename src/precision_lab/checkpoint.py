@@ -2,12 +2,16 @@
 
 Knows a run's `checkpoints/` folder, and how the state of a model and of an optimizer is taken and put back bit by
 bit; refuses to know loops. A file is torch.save's, read with weights_only=True, which builds tensors and plain values
-and nothing else. What a module or an optimizer keeps in plain Python attributes is in no checkpoint.
+and nothing else; it is a zip archive with a checksum of each of its parts, which torch writes and does not look at.
+What a module or an optimizer keeps in plain Python attributes is in no checkpoint.
 """
 
 import re
 import time
+import zipfile
+from collections import OrderedDict
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -15,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from precision_lab.errors import InputError
+from precision_lab.nested import map_tensors
 from precision_lab.recorder import writing, written_whole
 
 SCHEMA_VERSION = 1
@@ -124,7 +129,8 @@ def read(path: Path) -> dict[str, Any]:
 
 def _load(path: Path) -> Any:
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
+        if _sums_are_right(path):
+            return torch.load(path, map_location="cpu", weights_only=True)
     except OSError as error:
         raise InputError(f"{path} cannot be read ({error.strerror}).") from error
     except Exception as error:  # torch, zip and pickle raise what they like for a damaged file
@@ -133,10 +139,18 @@ def _load(path: Path) -> Any:
                 f"{path} holds more than tensors and plain values, and was not read: it could run any code."
             ) from error
         raise InputError(f"{path} is damaged and cannot be read.") from error
+    raise InputError(f"{path} is damaged and cannot be read.")
+
+
+def _sums_are_right(path: Path) -> bool:
+    if not zipfile.is_zipfile(path):
+        return True  # damaged, or a file of weights in torch's older format, which has none
+    with zipfile.ZipFile(path) as archive:
+        return archive.testzip() is None
 
 
 def _refuse_what_is_not_plain(value: Any, where: str = "") -> None:
-    if isinstance(value, dict):
+    if type(value) in (dict, OrderedDict):
         for key, item in value.items():
             _refuse_what_is_not_plain(key, where)
             _refuse_what_is_not_plain(item, f"{where}.{key}" if where else str(key))
@@ -166,23 +180,30 @@ def load_model(model: nn.Module, state: dict[str, dict[str, Any]]) -> None:
     model = _plain(model)
     parameters = dict(model.named_parameters(remove_duplicate=False))
     _check_same(parameters, state["parameters"])
+    device = next(iter(parameters.values())).device
     with torch.no_grad():
         for name, parameter in parameters.items():
             parameter.copy_(state["parameters"][name])
-        for name, saved in state["buffers"].items():
+        for name in {**dict(model.named_buffers(remove_duplicate=False)), **state["buffers"]}:
             owner, _, last = name.rpartition(".")
-            _load_buffer(model.get_submodule(owner), last, saved)
+            _load_buffer(model.get_submodule(owner), last, state["buffers"].get(name), device)
     if state["extra"]:
         model.load_state_dict(state["extra"], strict=False)
 
 
-def _load_buffer(module: nn.Module, name: str, saved: Tensor) -> None:
+def _load_buffer(module: nn.Module, name: str, saved: Tensor | None, device: torch.device) -> None:
+    if not hasattr(module, name):  # registered by forward
+        module.register_buffer(name, None, persistent=False)
     here = getattr(module, name)
-    whole = here is not None and here.layout == saved.layout == torch.strided and 0 not in here.stride()
-    if whole and here.shape == saved.shape and here.dtype is saved.dtype:
+    if here is not None and saved is not None and _same_kind(here, saved):
         here.copy_(saved)
-    else:  # forward may have put another tensor there, as a cache that grows
-        setattr(module, name, saved.to(here.device if here is not None else next(module.parameters(), saved).device))
+    else:  # forward may have put another tensor there, as a cache that grows, or none
+        setattr(module, name, saved if saved is None else saved.to(device if here is None else here.device))
+
+
+def _same_kind(here: Tensor, saved: Tensor) -> bool:
+    whole = here.layout == saved.layout == torch.strided and 0 not in here.stride()
+    return whole and here.shape == saved.shape and here.dtype is saved.dtype
 
 
 def _plain(model: nn.Module) -> nn.Module:
@@ -209,11 +230,13 @@ def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> N
     optimizer.load_state_dict(state)
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     for number, saved in state["state"].items():
-        loaded = optimizer.state[parameters[number]]
+        if not isinstance(number, int):  # of no parameter
+            continue
+        loaded, device = optimizer.state[parameters[number]], parameters[number].device
         for key, value in saved.items():
             # torch casts to the parameter's dtype, which an optimizer's own float32 copies would not survive
-            if isinstance(value, Tensor) and loaded[key].dtype is not value.dtype:
-                loaded[key] = value.to(parameters[number].device)
+            if not isinstance(value, Tensor) or loaded[key].dtype is not value.dtype:
+                loaded[key] = map_tensors(lambda tensor, device=device: tensor.to(device), value)
 
 
 def load_weights(model: nn.Module, path: Path) -> None:
@@ -221,11 +244,8 @@ def load_weights(model: nn.Module, path: Path) -> None:
 
     The dtypes may differ. InputError where names or shapes do, or for a file that holds no weights.
     """
-    content = _load(path)
-    ours = isinstance(content, dict) and isinstance(content.get("trainer"), dict)
-    state = content["trainer"]["model"] if ours else content
-    weights = {**state["parameters"], **state["buffers"]} if ours else state
-    if not isinstance(weights, dict) or not weights or not all(isinstance(w, Tensor) for w in weights.values()):
+    weights = _weights_in(_load(path))
+    if not weights:
         raise InputError(f"trainer.init_from={path} is neither a checkpoint nor a file of weights by name.")
     here = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     wanted = {name: tensor for name, tensor in here.items() if name in model.state_dict()}
@@ -239,3 +259,11 @@ def load_weights(model: nn.Module, path: Path) -> None:
     with torch.no_grad():
         for name, tensor in wanted.items():
             tensor.copy_(weights[name])
+
+
+def _weights_in(content: Any) -> dict[str, Tensor] | None:
+    with suppress(KeyError, TypeError):  # a checkpoint of a run
+        model = content["trainer"]["model"]
+        content = {**model["parameters"], **model["buffers"]}
+    right = isinstance(content, dict) and all(isinstance(weight, Tensor) for weight in content.values())
+    return content if right else None

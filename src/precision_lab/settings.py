@@ -65,6 +65,22 @@ class SelfcheckConfig:
         )
 
 
+@dataclass
+class TortureConfig:
+    """How often scripts/torture.py kills runs, and how long they are."""
+
+    kills: int = MISSING
+    steps: int = MISSING
+    seed: int = MISSING
+    at_once: int = MISSING
+
+    def __post_init__(self) -> None:
+        at_least("kills", self.kills, 1)
+        at_least("steps", self.steps, 50)
+        at_least("seed", self.seed, 0)
+        at_least("at_once", self.at_once, 1)
+
+
 def _parsed(key: str, value: str) -> Any:
     try:
         return yaml.safe_load(value)
