@@ -19,7 +19,7 @@ def test_every_figure_stands_in_lines_of_a_narrow_terminal():
     lines = summary_lines("fp16", "completed", None, 400, FINAL).split("\n")
     assert lines == [
         "fp16: completed at step 400",
-        "  val loss 0.0812 (in fp32 0.0813), accuracy 0.983, 2 steps skipped",
+        "  val loss 0.0812 (in fp32 0.0813), accuracy 0.983, 2 updates skipped",
         "  5.93 ms a step (median of 390; 95 % below 7)",
         "  saved activations 1.79 MiB, peak allocated 0.00404 GiB",
     ]

@@ -52,12 +52,12 @@ def summary_lines(arm: str, status: str, reason: str | None, step: int, final: M
 
     `bf16: completed at step 400` / `val loss 0.0812 (in fp32 0.0813), accuracy 0.983` / `5.93 ms a step ...`
     """
-    steps = final.get("perf/measured_steps")
+    steps, skipped = final.get("perf/measured_steps"), final.get("amp/skipped_steps")
     parts = [
         [
             _figure(final, "val/loss", "val loss {:.4f}") + _figure(final, "val/loss_fp32", " (in fp32 {:.4f})"),
             _figure(final, "val/accuracy", "accuracy {:.3f}"),
-            f"{final['amp/skipped_steps']:.0f} steps skipped" if final.get("amp/skipped_steps") else "",
+            f"{skipped:.0f} update{'s' if skipped > 1 else ''} skipped" if skipped else "",
         ],
         [
             _figure(final, "perf/step_ms_p50", "{:.3g} ms a step (median of " + f"{steps}; ")
