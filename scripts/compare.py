@@ -17,7 +17,7 @@ from rich.console import Console
 from precision_lab.config import ROOT
 from precision_lab.entry import exit_code, print_anything
 from precision_lab.errors import InputError
-from precision_lab.recorder import write_whole
+from precision_lab.recorder import CannotWrite, write_whole
 from precision_lab.report import files, render
 from precision_lab.report.compare import SORTS, compare
 from precision_lab.report.read import read
@@ -95,7 +95,7 @@ def write(path: Path, text: str, place: Path, other: str) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, text)
-    except OSError as error:
+    except (OSError, CannotWrite) as error:
         raise InputError(f"{place} cannot be written to ({error.strerror}); name {other}.") from error
 
 

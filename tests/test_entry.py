@@ -1,9 +1,18 @@
 """How a process ends: its exit code, and the words for what went wrong."""
 
+import errno
+import os
+import signal
+import subprocess
+import sys
+import time
+
 import pytest
 
+from precision_lab import config
 from precision_lab.entry import exit_code, refuse
 from precision_lab.errors import InputError
+from precision_lab.recorder import CannotWrite
 from precision_lab.stops import Terminated
 
 SECRET = "wandb-0123456789abcdef"
@@ -83,3 +92,25 @@ def test_a_sentence_that_quotes_an_override_tells_no_secret(monkeypatch, capsys)
     monkeypatch.setattr("sys.argv", ["train.py", "+model.hf_token=c2VjcmV0c2VjcmV0Cg=="])
     assert refuse("+model.hf_token=c2VjcmV0c2VjcmV0Cg== cannot be read") == 2
     assert capsys.readouterr().err == "precision-lab: +model.hf_token=[redacted] cannot be read\n"
+
+
+def test_a_file_that_cannot_be_written_is_1_and_a_sentence(capsys, tmp_path):
+    full = OSError(errno.ENOSPC, "No space left on device")
+    assert exit_code(raising(CannotWrite(tmp_path / "x", full))) == 1
+    assert capsys.readouterr() == ("", f"precision-lab: {tmp_path}/x cannot be written (No space left on device).\n")
+
+
+def test_ctrl_c_while_hydra_loads_prints_no_stack(tmp_path):
+    loading = "import os, time\nopen(os.environ['READY'], 'w').close()\ntime.sleep(30)"
+    (tmp_path / "hydra.py").write_text(loading)
+    path = os.pathsep.join([str(tmp_path), str(config.ROOT / "src")])
+    environment = {**os.environ, "PYTHONPATH": path, "READY": str(tmp_path / "ready")}
+    words = [sys.executable, str(config.ROOT / "train.py")]
+    with subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        end = time.monotonic() + 20
+        while not (tmp_path / "ready").exists():
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=10)
+    assert (process.returncode, out, err) == (-signal.SIGINT, b"", b"")

@@ -2,9 +2,11 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -256,6 +258,28 @@ def test_what_another_process_runs_is_busy_until_it_is_killed(tmp_path, held):
     assert attempt(tmp_path, Rerun.never) is None
     assert read_json(tmp_path / "attempts" / "1" / "status.json")["pid"] == process.pid
     assert (tmp_path / "train.log").read_text() == "of the first attempt\n"
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        ({"status": "running", "pid": 7, "host": "node3", "started": time.time()}, r"pid 7 on node3 since \d\d:\d\d"),
+        (
+            {"status": "running", "pid": 7, "host": "node3", "started": 0.0},
+            r"pid 7 on node3 since 19\d\d-\d\d-\d\d \d\d:\d\d",
+        ),
+        ({"status": "interrupted", "pid": 7, "host": "node3", "started": 0.0}, "another process"),  # an earlier one's
+        ({"status": "running", "started": "at noon"}, "another process"),
+        ({"status": "running", "started": 1e300}, "another process"),
+        ([], "another process"),
+    ],
+)
+def test_who_holds_a_job_is_named_as_far_as_its_folder_says(tmp_path, held, status, words):
+    held(tmp_path)
+    write(tmp_path, status=status)
+    with pytest.raises(Busy) as busy:
+        claim(tmp_path, Rerun.never, HERE)
+    assert re.fullmatch(words, str(busy.value))
 
 
 def test_a_claim_that_is_refused_leaves_nothing_open(tmp_path, held, opened):

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from precision_lab import recorder
-from precision_lab.recorder import METRICS, SCHEMA_VERSION, STATUSES, CannotWrite, Metric, Recorder, written_whole
+from precision_lab.recorder import METRICS, SCHEMA_VERSION, STATUSES, CannotWrite, Metric, Recorder, write_whole
 from precision_lab.redaction import redact, secrets_in
 
 SECRET = "wandb-0123456789abcdef"
@@ -133,11 +133,6 @@ def test_the_config_comes_back(rec):
 
 
 # --- writing whole ---------------------------------------------------------------------------
-
-
-def write_whole(path, text):
-    with written_whole(path) as file:
-        file.write(text.encode(errors="backslashreplace"))
 
 
 def test_a_crash_while_writing_leaves_the_old_file(tmp_path, monkeypatch):

@@ -297,6 +297,33 @@ def test_rerun_failed_runs_that_one_alone(mixed):
     assert (failed / "train.log").read_text().count("Traceback (most recent") >= 2
 
 
+@pytest.mark.slow
+def test_twelve_jobs_of_which_four_go_wrong(tmp_path):
+    (tmp_path / "killed_once").touch()
+    words = [*CASE, "precision=fp32", f"+model.killed_once={tmp_path}/killed_once"]
+    words += ["+model.case=1,2,bad,3,greedy,4,oops,5,killed,6,7,8"]
+    done = sweep(tmp_path, *words)
+    assert done.code == 1, done.out + done.err
+    assert done.err == ""
+    assert "Traceback" not in done.out
+    wrong = {"bad": "diverged", "greedy": "out_of_memory", "oops": "failed", "killed": "failed"}
+    rows = re.findall(r"^model\.case=(\w+) +(\w+) +\S+ ", done.out.replace("+model", "model"), re.MULTILINE)
+    assert dict(rows) == {str(n): "completed" for n in range(1, 9)} | wrong
+    assert "8 completed, 1 diverged, 1 out_of_memory, 2 failed" in done.out
+    assert "case=killed: failed (killed by SIGKILL, perhaps for want of memory; see " in done.out
+    assert "1 of 12 jobs are left; the same command runs them." in done.out
+    assert "The same command with rerun=failed runs the failed ones again." in done.out
+    before = pids(tmp_path)
+    again = sweep(tmp_path, *words)
+    assert again.code == 1  # it still holds a failed job
+    assert "11 of 12 jobs had been run before and were left as they are." in again.out
+    assert "are left;" not in again.out
+    changed = [name for name, pid in pids(tmp_path).items() if pid != before[name]]
+    assert [(config_of(done.jobs[name])["model"]["case"], status_of(tmp_path, name)) for name in changed] == [
+        ("killed", "completed")
+    ]
+
+
 def test_an_unsupported_arm_is_named_before_anything_runs(tmp_path):
     done = sweep(tmp_path, *CASE, "precision=fp32,tf32")
     assert done.code == 2
@@ -435,7 +462,11 @@ def test_the_same_sweep_twice_at_once_shares_the_work(tmp_path, pool):
     assert [done.code for done in both] == [0, 0], [done.out + done.err for done in both]
     assert states(tmp_path) == ["completed", "completed"]
     assert list(tmp_path.rglob("attempts")) == []
+    for done in both:
+        assert not re.search(r"failed|interrupted|are left;", done.out)
     for path in both[0].jobs.values():
+        begun = [line for line in (path / "train.log").read_text().splitlines() if re.search(r" INFO .* -> ", line)]
+        assert len(begun) == 1  # the other sweep found it taken or finished
         assert [json.loads(line)["train/step"] for line in (path / "metrics.jsonl").read_text().splitlines()] == [
             2,
             4,

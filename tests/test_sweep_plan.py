@@ -1,6 +1,7 @@
 """The plan of a sweep: what each job is called, when its turn is, and which jobs will not run for what reason."""
 
 import json
+import shutil
 from collections import Counter
 from dataclasses import replace
 from functools import cache
@@ -52,6 +53,29 @@ def write(folder, status, **more):
     folder.mkdir(parents=True)
     (folder / "status.json").write_text(json.dumps({"status": status, **more}))
     (folder / "result.json").write_text(json.dumps({"fingerprint": HERE}))
+
+
+# --- what is there -----------------------------------------------------------------------------
+
+
+def test_the_folders_of_the_jobs_alone_say_what_is_to_run(tmp_path):
+    def jobs():
+        made = [job(f"experiment=smoke precision=fp32 seed={seed}", tmp_path) for seed in range(3)]
+        settle(made, [FP32] * 3)
+        return made
+
+    first = jobs()
+    assert [one.status for one in first] == ["waiting"] * 3
+    for one in first:
+        write(one.folder, "completed")
+    commands = first[0].folder.parent / "commands"
+    (commands / "2026-01-01").mkdir(parents=True)
+    assert [one.status for one in jobs()] == ["completed"] * 3
+    shutil.rmtree(commands)
+    assert [one.status for one in jobs()] == ["completed"] * 3
+    shutil.rmtree(first[0].folder)
+    (first[1].folder / "result.json").unlink()
+    assert [one.status for one in jobs()] == ["waiting", "waiting", "completed"]
 
 
 # --- titles ----------------------------------------------------------------------------------

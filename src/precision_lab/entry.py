@@ -6,16 +6,20 @@ import traceback
 from collections.abc import Callable
 
 from precision_lab.errors import InputError
+from precision_lab.recorder import CannotWrite
 from precision_lab.redaction import redact, secrets_in
 from precision_lab.streams import lossy
 
 
 def exit_code(action: Callable[[], int]) -> int:
-    """The action's own exit code; 2 and a sentence for wrong input, 130 for Ctrl-C, 1 for what is ours to mend."""
+    """The action's own exit code; 2 and a sentence for wrong input, 130 for Ctrl-C, else 1."""
     try:
         return action()
     except InputError as error:
         return refuse(error)
+    except CannotWrite as error:
+        print(redact(f"precision-lab: {error}", secrets_in(os.environ)), file=sys.stderr)
+        return 1
     except KeyboardInterrupt:  # before the run had a folder to say so in
         return 130
     except Exception:  # not the user's: shown whole

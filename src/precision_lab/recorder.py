@@ -76,7 +76,8 @@ class CannotWrite(Exception):
     """A file of a run's folder cannot be written: the text is a sentence for the reader."""
 
     def __init__(self, path: Path, error: OSError):
-        super().__init__(f"{path} cannot be written ({error.strerror or error}).")
+        self.strerror = error.strerror or str(error)
+        super().__init__(f"{path} cannot be written ({self.strerror}).")
 
 
 @contextlib.contextmanager
@@ -174,8 +175,7 @@ class Recorder:
         self._write(name, json.dumps(_storable(self._clean(values)), indent=2, allow_nan=False) + "\n")
 
     def _write(self, name: str, text: str) -> None:
-        with written_whole(self.folder / name) as file:
-            file.write(text.encode(errors="backslashreplace"))
+        write_whole(self.folder / name, text)
 
     def _clean(self, values: Any) -> Any:
         return redact(values, self._secrets)
@@ -221,6 +221,12 @@ def written_whole(path: Path) -> Iterator[BinaryIO]:
         if isinstance(error, OSError):
             raise CannotWrite(path, error) from error
         raise
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a text as `written_whole` does."""
+    with written_whole(path) as file:
+        file.write(text.encode(errors="backslashreplace"))
 
 
 def _append(path: Path, line: bytes) -> None:

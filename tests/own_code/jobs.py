@@ -4,6 +4,7 @@ import json
 import os
 import random
 import resource
+import signal
 import subprocess
 import time
 from contextlib import suppress
@@ -17,16 +18,31 @@ __all__ = ["line_data", "regression"]
 
 
 class Case(Line):
-    """Trains, diverges, refuses its argument, or takes its time, as it is told."""
+    """Trains, diverges, asks for too much, refuses its argument, or takes its time, as it is told.
 
-    def __init__(self, case: str = "good", seconds: float = 0.0, api_key: str = "", extra: dict | None = None):
+    While there is a file `killed_once`, the case "killed" removes it and kills its process.
+    """
+
+    def __init__(
+        self,
+        case: str = "good",
+        seconds: float = 0.0,
+        api_key: str = "",
+        extra: dict | None = None,
+        killed_once: str = "",
+    ):
         if case == "oops":
             raise TypeError(f"no case {case!r} with the key {api_key!r} and {extra}")
         super().__init__()
-        self.case, self.seconds = case, seconds
+        self.case, self.seconds, self.killed_once = case, seconds, Path(killed_once)
 
     def forward(self, x):
         time.sleep(self.seconds)
+        if self.case == "killed" and self.killed_once.is_file():
+            self.killed_once.unlink()
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.case == "greedy":
+            torch.empty(2**50)
         return super().forward(x) * (float("nan") if self.case == "bad" else 1.0)
 
 
