@@ -11,7 +11,7 @@ import pytest
 from precision_lab import stops as stops_module
 from precision_lab.errors import InputError
 from precision_lab.recorder import metrics_of
-from precision_lab.stops import Stops, Terminated, stop_when_closed
+from precision_lab.stops import HURRY_S, Stops, Terminated, stop_when_closed
 
 
 def send(number):
@@ -62,6 +62,51 @@ def test_a_signal_that_was_swallowed_is_raised_at_the_next_log_point():
             send(signal.SIGTERM)
         with pytest.raises(Terminated, match=r"^SIGTERM$"):
             stops.check()
+
+
+def test_within_a_step_a_signal_waits_and_one_of_a_sweep_right_after_it_too():
+    with Stops() as stops:
+        stops.release()
+        with stops.waiting_for_the_step():
+            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), signal.SIGINT)
+            assert stops.arrived
+            with pytest.raises(Terminated, match="^SIGTERM$") as caught:
+                stops.check()
+    assert not caught.value.in_a_step
+
+
+def test_a_signal_from_somebody_who_does_not_want_to_wait_raises_within_the_step(monkeypatch):
+    with Stops() as stops:
+        stops.release()
+        with stops.waiting_for_the_step():
+            os.kill(os.getpid(), signal.SIGINT)
+            now = time.monotonic()
+            monkeypatch.setattr(time, "monotonic", lambda: now + HURRY_S + 0.1)
+            with pytest.raises(Terminated, match="^Ctrl-C$") as caught:
+                os.kill(os.getpid(), signal.SIGINT)
+    assert caught.value.in_a_step
+
+
+def test_in_an_evaluation_a_signal_raises_at_once_and_the_state_is_that_between_two_steps():
+    with Stops() as stops:
+        stops.release()
+        with stops.waiting_for_the_step(), stops.at_once(), pytest.raises(Terminated) as caught:
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert not caught.value.in_a_step
+        with stops.waiting_for_the_step(), pytest.raises(Terminated), stops.at_once():
+            pytest.fail("a signal that came in the step before raises before the evaluation")
+
+
+def test_sigusr1_asks_for_a_checkpoint_and_stops_nothing():
+    before = signal.getsignal(signal.SIGUSR1)
+    with Stops() as stops:
+        stops.release()
+        assert not stops.checkpoint_asked
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert stops.checkpoint_asked
+        assert not stops.arrived
+    assert signal.getsignal(signal.SIGUSR1) == before
 
 
 def test_what_nohup_ignores_stays_ignored():

@@ -29,7 +29,14 @@ def handled_by(handler: Callable[[int, Any], None]) -> Iterator[None]:
 
 
 class Terminated(BaseException):
-    """A signal to stop arrived. Not an Exception, so that no handler between mistakes it for a failure."""
+    """A signal to stop arrived. Not an Exception, so that no handler between mistakes it for a failure.
+
+    `in_a_step`: it did not wait for the step to end, so that the state is one of no use.
+    """
+
+    def __init__(self, reason: str, in_a_step: bool = False):
+        super().__init__(reason)
+        self.in_a_step = in_a_step
 
 
 class Stops:
@@ -63,12 +70,11 @@ class Stops:
     def _handle(self, number: int, frame: Any) -> None:
         name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
         self._arrived = self._arrived or ("the sweep that started it is gone" if _orphaned.is_set() else name)
-        first = self._arrived_at == math.inf
         self._arrived_at = min(self._arrived_at, time.monotonic())
-        in_a_hurry = not first and time.monotonic() - self._arrived_at > HURRY_S
+        in_a_hurry = time.monotonic() - self._arrived_at > HURRY_S
         if not self._held and (in_a_hurry or not self._patient):
             self._held = True
-            self.check()
+            raise Terminated(self._arrived, in_a_step=self._patient)
 
     @property
     def arrived(self) -> bool:

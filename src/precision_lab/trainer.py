@@ -78,7 +78,7 @@ class Progress:
     def troubles(self) -> list[int]:
         """Steps before which a checkpoint is worth keeping: the first non-finite one, and the first of those in a row.
 
-        The step after those counted is one, too: whether it is finite is not known.
+        With none in a row that is the step after those read: whether it is finite is not known yet.
         """
         return [step for step in (self.first_nonfinite_step, self._streak_from()) if step is not None]
 
