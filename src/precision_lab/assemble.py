@@ -57,6 +57,11 @@ class Assembly:
     total_steps: int
     notes: list[str]  # lines for the reader: what is emulated, and how slowly
 
+    @property
+    def hashes(self) -> dict[str, str]:
+        """Of what a run begins with."""
+        return {"data": self.workload.data.hash, "initial_weights": self.workload.weights_hash}
+
 
 def resolve(asked: Config) -> Resolved:
     """Refuse what this machine cannot do (InputError), and choose where it was left to choose."""

@@ -39,7 +39,8 @@ class Claim:
     folder: Path
     log: TextIO | None  # for more lines at its end; None: the job is finished
     status: str | None = None  # in which an earlier attempt left it
-    checkpoint: Path | None = None  # that the user named to go on from
+    named: bool = False  # by the user, to go on with
+    checkpoint: Path | None = None  # in it, if the user named that
 
     @property
     def stopped(self) -> bool:
@@ -61,10 +62,14 @@ def claim_single(asked: Config, device: str) -> Claim:
     if resume not in ("auto", "never"):
         return _named(Path(resume).absolute())
     runs = outputs(asked) / "runs"
-    for folder in sorted(runs.glob(f"*/*_{slug}"), reverse=True) if resume == "auto" else []:
+    may_go_on = resume == "auto" and asked.rerun is not Rerun.all
+    for folder in sorted(runs.glob(f"*/*_{slug}"), reverse=True) if may_go_on else []:
         if read_json(folder / "status.json").get("status") in STOPPED and any(folder.glob("checkpoints/step_*.pt")):
             with suppress(Busy, InputError):  # it is being run: this one is another
-                return _claimed(folder)
+                claim = _claimed(folder)
+                if claim.stopped:  # still: whoever ran it may have come to the end just now
+                    return claim
+                claim.log.close()
     now = datetime.now()
     return _claimed(_made(runs / f"{now:%Y-%m-%d}" / f"{now:%H-%M-%S-%f}_{slug}"))
 
@@ -81,7 +86,7 @@ def _named(path: Path) -> Claim:
     if not claim.stopped:
         claim.log.close()
         raise InputError(f"trainer.resume={path}: that run has ended ({claim.status}), there is nothing to go on with.")
-    return replace(claim, checkpoint=None if path.is_dir() else path)
+    return replace(claim, named=True, checkpoint=None if path.is_dir() else path)
 
 
 def _claimed(folder: Path) -> Claim:

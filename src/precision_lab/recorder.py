@@ -11,6 +11,7 @@ import json
 import math
 import os
 import platform
+import re
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -221,6 +222,14 @@ def written_whole(path: Path) -> Iterator[BinaryIO]:
         if isinstance(error, OSError):
             raise CannotWrite(path, error) from error
         raise
+
+
+def remove_half_written(folder: Path) -> None:
+    """Remove what `written_whole` left in a folder where it was killed. Raises CannotWrite."""
+    with writing(folder):
+        for path in folder.glob(".*"):
+            if re.fullmatch(r"\..+\.\d+", path.name) and path.is_file():
+                path.unlink()
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -16,8 +16,10 @@ from precision_lab.redaction import redact
 SHOWN = 3  # keys that differ
 
 
-def about(asked: Config, environment: dict[str, Any], secrets: list[str]) -> dict[str, Any]:
-    """What a checkpoint must be of for a run to go on with it: plain values."""
+def about(
+    asked: Config, environment: dict[str, Any], secrets: list[str], hashes: dict[str, str] | None = None
+) -> dict[str, Any]:
+    """What a checkpoint must be of for a run to go on with it: plain values. Without `hashes`, of whatever data."""
     values = as_values(asked)
     return redact(
         {
@@ -26,6 +28,7 @@ def about(asked: Config, environment: dict[str, Any], secrets: list[str]) -> dic
             "code": environment["code"],
             "torch": environment["versions"]["torch"],
             "fingerprint": environment["fingerprint"],
+            "hashes": hashes or {},
         },
         secrets,
     )
@@ -59,6 +62,10 @@ def _check(state: dict[str, Any], path: Path, folder: Path, now: dict[str, Any])
             f"{path} is of another run, of {saved['arm']}: {'; '.join(differ[:SHOWN])}{more}. "
             "trainer.init_from takes its weights alone."
         )
+    for name, value in now["hashes"].items():
+        if saved["hashes"][name] != value:
+            words = name.replace("_", " ")
+            raise InputError(f"{path} was written with other {words} (hash {saved['hashes'][name]}, now {value}).")
     needed = state["run"]["position"]["metrics_bytes"]
     metrics = folder / "metrics.jsonl"
     if not metrics.is_file() or metrics.stat().st_size < needed:
@@ -75,13 +82,6 @@ def changes(saved: dict[str, Any], now: dict[str, Any]) -> list[str]:
     if saved["torch"] != now["torch"]:
         found.append(f"it was begun with torch {saved['torch']}, and this is {now['torch']}")
     return found
-
-
-def check_hashes(saved: dict[str, str], now: dict[str, str]) -> None:
-    """InputError if data or initial weights are others than those that the run began with."""
-    for name, words in (("data", "The data are"), ("initial_weights", "The initial weights are")):
-        if saved[name] != now[name]:
-            raise InputError(f"{words} not those that the run began with (hash {saved[name]}, now {now[name]}).")
 
 
 def _major(version: str) -> str:

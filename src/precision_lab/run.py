@@ -21,7 +21,7 @@ from precision_lab.assemble import (
 )
 from precision_lab.batches import TrainBatches
 from precision_lab.check import check
-from precision_lab.checkpoint import Checkpoints, NotPlain
+from precision_lab.checkpoint import Checkpoints, NotPlain, written_in
 from precision_lab.code import code_of
 from precision_lab.config import Config, Rerun, as_values
 from precision_lab.environment import environment_of
@@ -32,9 +32,9 @@ from precision_lab.loading import WorkerDied
 from precision_lab.logs import log, logging_to
 from precision_lab.losses import Curve
 from precision_lab.meter import Meter
-from precision_lab.recorder import CannotWrite, Recorder, metrics_of
+from precision_lab.recorder import CannotWrite, Recorder, metrics_of, remove_half_written
 from precision_lab.redaction import redact, secrets_in
-from precision_lab.resume import about, check_hashes, state_to_go_on_from
+from precision_lab.resume import about, state_to_go_on_from
 from precision_lab.seeds import derive, generator_states, restore_generators, seed_globals
 from precision_lab.stops import Stops, Terminated
 from precision_lab.terminal import BUSY, bar, summary_lines, what_went_wrong
@@ -75,7 +75,10 @@ def run(asked: Config, sweep: bool = False) -> int:
                 print(f"{identity.title(asked)}: {claim.status} before -> {folder}")
                 return 1 if claim.status == "failed" else 0
         with claim.log, logging_to(claim.log, secrets):
-            return _Run(resolved, parts, claim, environment, secrets, stops).to_the_end()
+            one = _Run(resolved, parts, claim, environment, secrets, stops)
+            if claim.named:  # refused before anything of it is touched
+                one.state_to_go_on_from(parts[0])
+            return one.to_the_end()
 
 
 _a_job_ran = False
@@ -170,8 +173,9 @@ class _Run:
 
     def _take_over(self) -> None:
         """Make the folder this attempt's own: what an earlier one left stays if it is gone on with."""
-        plan = self.asked.trainer
-        self.goes_on = self.claim.stopped and plan.resume != "never" and self.asked.rerun is not Rerun.all
+        remove_half_written(self.claim.folder)
+        asked = {"auto": self.asked.rerun is not Rerun.all, "never": False}.get(self.asked.trainer.resume, True)
+        self.goes_on = self.claim.stopped and asked
         if not self.goes_on:
             folders.set_aside(self.claim.folder)
         self.recorder.status("running")
@@ -195,7 +199,7 @@ class _Run:
         self.environment |= {"backend_flags": ready.flags, "label_proof": ready.proof}
         self.recorder.environment(self.environment)
         self.recorder.metrics |= metrics_of(ready.workload.task)
-        self.hashes |= {"data": ready.workload.data.hash, "initial_weights": ready.workload.weights_hash}
+        self.hashes |= ready.hashes
         plan = self.asked.trainer
         self.checkpoints = Checkpoints(self.claim.folder, plan.checkpoint_every, plan.checkpoint_minutes)
         if self.goes_on:
@@ -210,11 +214,7 @@ class _Run:
         """Take up the state of the last checkpoint; where there is none that can be used, start over."""
         by_itself = self.asked.trainer.resume == "auto"
         try:
-            named = self.claim.checkpoint
-            paths = [named] if named else self.checkpoints.newest_first()
-            now = about(self.asked, self.environment, self.secrets)
-            state, changes = state_to_go_on_from(self.claim.folder, now, paths)
-            check_hashes(state["about"]["hashes"], self.hashes)
+            state, changes = self.state_to_go_on_from(self.ready)
             if by_itself and changes:
                 raise InputError(" ".join(f"{change}." for change in changes))
         except InputError as error:
@@ -228,6 +228,12 @@ class _Run:
             log.warning("goes on all the same: %s", change)
         self._restore(state)
         log.info("goes on after step %d, from its checkpoint", self.trainer.done)
+
+    def state_to_go_on_from(self, ready: Assembly) -> tuple[dict[str, Any], list[str]]:
+        """The state in the named or the newest checkpoint, and what has changed. InputError where none can be used."""
+        named = self.claim.checkpoint
+        now = about(self.asked, self.environment, self.secrets, ready.hashes)
+        return state_to_go_on_from(self.claim.folder, now, [named] if named else written_in(self.claim.folder))
 
     def _restore(self, state: dict[str, Any]) -> None:
         self.trainer.load_state(state["trainer"])
@@ -246,7 +252,7 @@ class _Run:
 
     def _state(self) -> dict[str, Any]:
         return {
-            "about": about(self.asked, self.environment, self.secrets) | {"hashes": self.hashes},
+            "about": about(self.asked, self.environment, self.secrets, self.ready.hashes),
             "trainer": self.trainer.state(),
             "batches": self.batches.state(),
             "meter": self.meter.state(),
