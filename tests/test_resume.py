@@ -26,7 +26,9 @@ from precision_lab.sweep.lead import lead
 from precision_lab.torture import compared, differences
 from precision_lab.trainer import Trainer
 from test_checkpoint import Writes
-from test_sweep import OWN, command, jobs_in
+from test_sweep import OWN, command, jobs_in, records
+from typed_scripts import module
+from typed_scripts import run as script
 
 MLP = ("model=mlp", "model.hidden=[16]", "dataset=digits")
 WORDS = ["precision=fp16", "precision.init_scale=1e7"]
@@ -157,6 +159,32 @@ def test_a_stopped_run_keeps_the_step_it_was_at(tmp_path, alone, which, code, wo
     second = attempt(outputs)
     assert (second.code, second.result["resumed_at"], second.folder) == (0, [5], first.folder)
     assert second.steps == LOG_POINTS
+    assert compared(alone.folder, second.folder) == []
+
+
+def test_a_run_that_is_stopped_in_an_evaluation_takes_it_again(tmp_path, alone):
+    def patch():
+        evaluate = run_module.evaluate
+
+        def told_to_stop(policy, task, model, batches):
+            def stopping():
+                yield next(batches())
+                os.kill(os.getpid(), signal.SIGTERM)
+                raise AssertionError("went on")
+
+            return evaluate(policy, task, model, stopping)
+
+        run_module.evaluate = told_to_stop
+
+    first = attempt(tmp_path / "outputs", before=patch)
+    assert (first.code, first.status, first.result["step"]) == (143, "interrupted", 5)
+    assert first.steps == [2, 4]  # the log point of step 5 is not complete
+    assert [checkpoint.step_of(path) for path in checkpoint.written_in(first.folder)] == [5, 3]
+    again = attempt(tmp_path / "outputs", before=patch)  # and again
+    assert (again.code, again.status, again.steps) == (143, "interrupted", [2, 4])
+    second = attempt(tmp_path / "outputs")
+    assert (second.code, second.result["resumed_at"], second.steps) == (0, [5, 5], LOG_POINTS)
+    assert second.result["curve"]["step"] == [5, 8]
     assert compared(alone.folder, second.folder) == []
 
 
@@ -623,3 +651,73 @@ def test_a_sweep_takes_no_path_to_go_on_from(tmp_path):
     asked = compose([*MLP, *WORDS, f"trainer.resume={tmp_path}"])
     with pytest.raises(InputError, match=rf"^trainer.resume={tmp_path} names one run, and a sweep has several"):
         lead([(asked, [])], lambda folder, secrets: None)
+
+
+@pytest.mark.slow
+def test_the_mirror_of_a_run_that_went_on_holds_all_its_points(tmp_path):
+    words = [*told(tmp_path / "order", "TERM"), "wandb.mode=offline"]
+    assert [typed(tmp_path, *words).returncode for _ in range(2)] == [143, 0]
+    (folder,) = tmp_path.glob("outputs/runs/*/*")
+    logs = list(tmp_path.glob("outputs/wandb/offline-run-*/run-*.wandb"))
+    assert len(logs) == 2  # an attempt each
+    points = {}
+    for log in logs:
+        told_to_wandb = records(log)
+        items = [record["history"]["item"] for record in told_to_wandb if record["type"] == "history"]
+        points[told_to_wandb[-1]["exit"]["exit_code"]] = [
+            {key: value for key, value in item.items() if not key.startswith("_")} for item in items
+        ]
+    local = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert points[0] == [{key: value for key, value in line.items() if key != "perf/elapsed_s"} for line in local]
+    assert [item["train/step"] for item in points[0]] == [2, 4, 6, 8, 10, 12]
+
+
+# --- scripts/torture.py ------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_twelve_kills_lose_nothing():
+    done = script("torture.py", "kills=12", "steps=60", limit_s=1200)
+    assert done.returncode == 0, done.stdout + done.stderr
+    *cases, last = done.stdout.splitlines()
+    assert len(cases) == 6
+    assert all(re.match(r"\w+ \w+: 2 kills, \d inside a write.*: equal bit for bit$", line) for line in cases)
+    assert [int(re.search(r"(\d+) steps skipped", line).group(1)) > 0 for line in sorted(cases)] == [
+        "fp16" in line for line in sorted(cases)
+    ]
+    assert re.match(r"12 kills, \d+ of them inside a checkpoint's write, in \d+ s: nothing was lost$", last)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["kills=0"], "kills=0 is too small; it must be at least 1."),
+        (["precision=fp32"], "precision=fp32 is no setting of this script; valid are kills, steps, seed and at_once."),
+    ],
+)
+def test_settings_that_torture_does_not_have_are_refused(words, sentence):
+    with pytest.raises(InputError, match=f"^{re.escape(sentence)}$"):
+        module("torture.py").main(words)
+
+
+def test_the_comparison_tells_what_differs(tmp_path, alone):
+    other = tmp_path / "other"
+    shutil.copytree(alone.folder, other)
+    assert compared(alone.folder, other) == []
+    (newest, *_) = checkpoint.written_in(other)
+    state = checkpoint.read(newest)
+    state["trainer"]["model"]["parameters"]["layers.0.0.weight"].data[3, 5].mul_(1 + 1e-7)
+    torch.save(state, newest)
+    recorded = (other / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (other / "metrics.jsonl").write_text("".join(recorded[:2] + recorded[1:]))
+    result = json.loads((other / "result.json").read_text())
+    result["hashes"]["batches"], result["summary"]["final/perf_step_ms_p50"] = "0" * 16, -1.0
+    (other / "result.json").write_text(json.dumps(result))
+    (other / ".status.json.17").write_text("{")
+    found = compared(alone.folder, other)
+    assert [difference.partition(":")[0] for difference in found] == [
+        "left behind",
+        "checkpoint trainer model parameters layers.0.0.weight",
+        "metrics.jsonl",
+        "result.json hashes batches",
+    ]

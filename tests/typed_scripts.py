@@ -11,13 +11,17 @@ from typing import Any
 from precision_lab.config import ROOT
 
 
-def run(script: str, *words: Any, columns: int = 80, cwd: Path | None = None, **variables: str) -> Any:
+def run(
+    script: str, *words: Any, columns: int = 80, cwd: Path | None = None, limit_s: float = 300, **variables: str
+) -> Any:
     """The finished process, with what it printed; `variables` are added to the environment."""
     environment = os.environ | {
         "PYTHONPATH": str(ROOT / "src"), "WANDB_MODE": "disabled", "COLUMNS": str(columns), "OMP_NUM_THREADS": "1"
     }  # fmt: skip
     command = [sys.executable, str(ROOT / "scripts" / script), *map(str, words)]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, env=environment | variables, timeout=300)
+    return subprocess.run(
+        command, cwd=cwd, capture_output=True, text=True, env=environment | variables, timeout=limit_s
+    )
 
 
 def module(script: str) -> ModuleType:
