@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from precision_lab.errors import InputError
 from precision_lab.nested import map_tensors
-from precision_lab.recorder import remove_half_written, writing, written_whole
+from precision_lab.recorder import writing, written_whole
 
 SCHEMA_VERSION = 1
 FOLDER = "checkpoints"
@@ -72,8 +72,7 @@ class Checkpoints:
         return written_in(self._folder.parent)
 
     def begin_after(self, done: int) -> None:
-        """The run goes on after `done` steps, or from its start: later ones are put aside, and half-written ones go."""
-        remove_half_written(self._folder)
+        """The run goes on after `done` steps, or from its start: later ones are put aside."""
         with writing(self._folder):
             for path in self.newest_first():
                 if step_of(path) > done:

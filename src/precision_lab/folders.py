@@ -47,6 +47,10 @@ class Claim:
         """Whether an earlier attempt was stopped or killed before its end."""
         return self.status in STOPPED
 
+    def goes_on(self, asked: Config) -> bool:
+        """Whether to go on with what that attempt left."""
+        return self.stopped and {"auto": asked.rerun is not Rerun.all, "never": False}.get(asked.trainer.resume, True)
+
 
 def outputs(asked: Config) -> Path:
     """`paths.outputs`, absolute: a user's code may change the working directory."""

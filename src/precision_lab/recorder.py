@@ -225,9 +225,9 @@ def written_whole(path: Path) -> Iterator[BinaryIO]:
 
 
 def remove_half_written(folder: Path) -> None:
-    """Remove what `written_whole` left in a folder where it was killed. Raises CannotWrite."""
+    """Remove what `written_whole` left in a run's folder where it was killed. Raises CannotWrite."""
     with writing(folder):
-        for path in folder.glob(".*"):
+        for path in list(folder.rglob(".*")):
             if re.fullmatch(r"\..+\.\d+", path.name) and path.is_file():
                 path.unlink()
 

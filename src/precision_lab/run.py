@@ -23,7 +23,7 @@ from precision_lab.batches import TrainBatches
 from precision_lab.check import check
 from precision_lab.checkpoint import Checkpoints, NotPlain, written_in
 from precision_lab.code import code_of
-from precision_lab.config import Config, Rerun, as_values
+from precision_lab.config import Config, as_values
 from precision_lab.environment import environment_of
 from precision_lab.errors import InputError
 from precision_lab.fitting import OutOfMemory, hold_to_budget
@@ -174,8 +174,7 @@ class _Run:
     def _take_over(self) -> None:
         """Make the folder this attempt's own: what an earlier one left stays if it is gone on with."""
         remove_half_written(self.claim.folder)
-        asked = {"auto": self.asked.rerun is not Rerun.all, "never": False}.get(self.asked.trainer.resume, True)
-        self.goes_on = self.claim.stopped and asked
+        self.goes_on = self.claim.goes_on(self.asked)
         if not self.goes_on:
             folders.set_aside(self.claim.folder)
         self.recorder.status("running")

@@ -38,7 +38,9 @@ ARMS = {  # a loss scale that overflows at once, and every few steps again
     "fp16": ["precision=fp16", "precision.init_scale=1e9", "precision.growth_interval=5"],
 }
 # No interval divides another: checkpoints fall into the middle of a window, and beside evaluations.
-INTERVALS = ["trainer.log_every=3", "trainer.eval_every=10", "trainer.checkpoint_every=7", "trainer.accumulation=2"]
+EVERY = 7
+INTERVALS = ["trainer.log_every=3", "trainer.eval_every=10", f"trainer.checkpoint_every={EVERY}"]
+INTERVALS += ["trainer.accumulation=2"]
 FIXED = ["device=cpu", "device.threads=1", "wandb.mode=disabled", "probe.memory=false"]
 LAST_END = 0.85  # share of the steps after which no attempt is ended any more
 MOMENT_S = 0.1  # within which a random moment after a step lies
@@ -117,7 +119,8 @@ def _disturb(
     """Start the case until it completes; return how many of its attempts were ended."""
     ways = [signal.SIGKILL] * (case.kills - outcome.kills) + stops
     draw.shuffle(ways)
-    moments = sorted(draw.randrange(1, int(steps * LAST_END)) for _ in ways)
+    # from the first checkpoint on: before it the same command begins another run
+    moments = sorted(draw.randrange(EVERY, int(steps * LAST_END)) for _ in ways)
     ended = 0
     for number, (way, step) in enumerate(zip(ways, moments, strict=True)):
         process = _start(case, folder)
