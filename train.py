@@ -19,7 +19,7 @@ from precision_lab import config  # noqa: E402
 from precision_lab.entry import exit_code, print_what_can_be, refuse  # noqa: E402
 from precision_lab.errors import Ended, InputError  # noqa: E402
 from precision_lab.stops import ignore_checkpoint_signal  # noqa: E402
-from precision_lab.wording import word  # noqa: E402
+from precision_lab.wording import is_composing, word  # noqa: E402
 
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="config")
@@ -46,6 +46,7 @@ if __name__ == "__main__":
     ignore_checkpoint_signal()
     try:
         signal.signal(signal.SIGINT, ctrl_c)
+        config.check_options(sys.argv[1:])
         main()
     except Ended as end:
         sys.exit(end.code)
@@ -53,5 +54,7 @@ if __name__ == "__main__":
         sys.exit(refuse(error))
     except KeyboardInterrupt:
         sys.exit(130)
-    except config.COMPOSITION_ERRORS as error:
+    except Exception as error:
+        if not is_composing(error):
+            raise
         sys.exit(refuse(word(error, sys.argv[1:], config.Config, config.CONF)))

@@ -52,7 +52,7 @@ NEEDS = {
     ("dataset", "stdlib_text"): ["model=gpt"],
     ("dataset", "synthetic_tokens"): ["model=gpt"],
     ("dataset", "text_file"): ["model=gpt", f"dataset.path={__file__}"],
-    ("dataset", "image_folder"): [f"dataset.root={CONF}"],
+    ("dataset", "image_folder"): [f"dataset.root={CONF}", "dataset.image_size=8"],
     ("dataset", "torchvision"): ["dataset.download=true"],
     ("dataset", "cifar10"): ["dataset.download=true"],
     ("dataset", "mnist"): ["dataset.download=true"],
@@ -337,7 +337,7 @@ ILLEGAL = [
     *(
         (
             f"precision=fp32 precision.weight_noise={value}",
-            f"precision.weight_noise={float(value)} must be finite and not below 0: a share of each weight.",
+            f"precision.weight_noise={float(value)} must be from 0 to 1: a share of each weight.",
         )
         for value in ("-0.5", "nan", "inf")
     ),
@@ -426,8 +426,8 @@ REFUSED = [
         }.items()
     ),
     ("trainer.steps=null trainer.epochs=0", "trainer.epochs=0 is too small; it must be at least 1."),
-    ("trainer.grad_clip=0", "trainer.grad_clip=0.0 must be above 0, or null for no clipping."),
-    ("trainer.grad_clip=nan", "trainer.grad_clip=nan must be above 0, or null for no clipping."),
+    ("trainer.grad_clip=0", "trainer.grad_clip=0.0 must be above 0 and finite, or null for no clipping."),
+    ("trainer.grad_clip=nan", "trainer.grad_clip=nan must be above 0 and finite, or null for no clipping."),
     ("seed=-1", "seed=-1 is out of range; it must be from 0 to 4294967295."),
     ("seed=4294967296", "seed=4294967296 is out of range; it must be from 0 to 4294967295."),
     ("optimizer.lr=0", "optimizer.lr=0 must be a finite number above 0."),

@@ -4,6 +4,7 @@ Each case runs train.py in a process of its own with a `torch` first on its path
 imported. The cases that need torch run train.py as __main__ inside this process.
 """
 
+import inspect
 import json
 import os
 import re
@@ -12,12 +13,16 @@ import statistics
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from pkgutil import resolve_name
 
 import pytest
 import torch
 
+import bad_input
+from precision_lab import arguments
 from precision_lab.config import ROOT
 
 TRAIN = ROOT / "train.py"
@@ -198,8 +203,8 @@ CASES = {
     "meter.warmup_steps=null": ("meter.warmup_steps cannot be null.",),
     "tags=null": ("tags cannot be null.",),
     "hydra.run.dir=null": ("hydra.run.dir cannot be null.",),
-    "name=[1]": ("Cannot convert 'list' to string: '[1]' (name).",),
-    "precision.autocast_dtype=[a]": ("Value ['a'] (list) is not a valid input", "(precision.autocast_dtype)."),
+    "name=[1]": ("name=[1] is not valid; it must be text.",),
+    "precision.autocast_dtype=[a]": ("precision.autocast_dtype=['a'] is not valid; valid are float32, bfloat16",),
     "trainer.steps=many": ("trainer.steps=many is not valid; it must be a whole number.",),
     "trainer.steps=1.5": ("trainer.steps=1.5 is not valid; it must be a whole number.",),
     "trainer.steps=": ("trainer.steps= is not valid; it must be a whole number.",),
@@ -260,11 +265,37 @@ CASES = {
     "dataset.image_size=large": ("dataset.image_size=large is not valid",),
     "model.channels=1.5": ("model.channels=1.5 is not valid",),
     "model.channels=true": ("model.channels=True is not valid",),
+    # arguments of what is shipped
+    "+model.depth=3": (
+        "model.depth is not an argument of precision_lab.models.MLP",
+        "num_classes, channels, image_size",
+    ),
+    "model.hidden=abc": ("model.hidden=abc is not valid", "a list of whole numbers of at least 1, such as [64,64]."),
+    "~model.hidden": ("model.hidden has no value, and precision_lab.models.MLP needs one",),
+    "model=gpt dataset=synthetic_tokens model.heads=0": ("model.heads=0 is not valid", "a whole number of at least 1."),
+    "model=gpt dataset=synthetic_tokens model.heads=3": ("model.width=128 is not a multiple of model.heads=3.",),
+    "model=gpt dataset=stdlib_text dataset.max_bytes=99": (
+        "dataset.max_bytes=99",
+        "dataset.val_fraction=0.1",
+        "context",
+    ),
+    "model=gpt model.context=null dataset=synthetic_tokens": ("dataset.context and model.context are both null",),
+    "optimizer.betas=abc": ("optimizer.betas=abc is not valid; it must be a pair of numbers",),
+    "task.label_smoothing=1.5": ("task.label_smoothing=1.5 is not valid; it must be a number from 0 to 1.",),
+    "task.label_smoothing=-0.1": ("task.label_smoothing=-0.1 is not valid",),
+    "task.label_smoothing=some": ("task.label_smoothing=some is not valid",),
+    "task.label_smoothing=nan": ("task.label_smoothing=nan is not valid",),
     # Hydra's grammar and interpolation
     "name=${nowhere}": ("nowhere", "name"),
     "name=${oc.env:NO_SUCH_VARIABLE}": ("NO_SUCH_VARIABLE", "name"),
     "precision=fp32,bf16": ("precision=fp32,bf16", "add -m"),
     "precision=null": ("precision",),
+    "~seed": ("seed has no value; every key of the configuration needs one.",),
+    "--precision=bf16": ("unrecognized arguments: --precision=bf16. Overrides are written key=value",),
+    # sweeps that are none
+    "-m seed=range(1e9)": ("The sweep has 1,000,000,000 jobs; at most 10,000 are taken.",),
+    "-m seed=range(0,5,0)": ("seed=range(0,5,0) has no end",),
+    "-m seed=interval(0,1)": ("seed=interval(0,1) lists no values",),
     "~precision": ("precision has no value",),
 }
 
@@ -334,11 +365,72 @@ def test_a_wrong_experiment_file(train, tmp_path, content, parts):
         assert part in sentence
 
 
+# --- whatever comes --------------------------------------------------------------------------
+
+
+def assert_refused_at_once(bad: bad_input.Bad, answer: Answer) -> None:
+    sentence = assert_refused_without_torch(answer)
+    assert len(answer.err) <= 420
+    assert sentence.isprintable()
+    assert any(name in sentence for name in bad.names), (bad.names, sentence)
+
+
+@pytest.mark.parametrize("bad", bad_input.chosen(60), ids=lambda bad: f"{bad.kind}: {' '.join(bad.words)[:40]}")
+def test_a_sample_of_made_up_input_is_refused_in_a_sentence(train, bad):
+    own_outputs = any("paths." in word for word in bad.words)
+    assert_refused_at_once(bad, train(*bad.words, outputs=not own_outputs))
+
+
+@pytest.mark.slow
+def test_500_made_up_inputs_are_refused_in_a_sentence_at_once(surroundings, tmp_path):
+    """Each in a process of its own, two at a time. Its CPU seconds count, not those that it waits for a CPU."""
+    cases, wrong = bad_input.chosen(500, seed=1), []
+
+    def refused(number: int) -> float:
+        bad, here = cases[number], tmp_path / str(number)
+        here.mkdir()
+        own_outputs = any("paths." in word for word in bad.words)
+        words = [*bad.words, *([] if own_outputs else [f"paths.outputs={here}/outputs"])]
+        environment = surroundings[0] | {"TORCH_WAS_IMPORTED": str(here / "torch_was_imported")}
+        with (tmp_path / f"{number}.err").open("w+b") as err, (tmp_path / f"{number}.out").open("w+b") as out:
+            command = [sys.executable, str(TRAIN), *words]
+            process = subprocess.Popen(command, cwd=here, env=environment, stdout=out, stderr=err)
+            _, status, used = os.wait4(process.pid, 0)
+            process.returncode = os.waitstatus_to_exitcode(status)
+            texts = [(file.seek(0), file.read().decode())[1] for file in (out, err)]
+        left = sorted(path.name for path in here.iterdir())
+        try:
+            assert_refused_at_once(bad, Answer(process.returncode, *texts, "torch_was_imported" in left, left))
+        except AssertionError as error:
+            wrong.append((bad.kind, [word[:60] for word in words], str(error)[:500]))
+        return used.ru_utime + used.ru_stime
+
+    with ThreadPoolExecutor(2) as two:
+        seconds = sorted(two.map(refused, range(len(cases))))
+    print(f"{len(seconds)} refused; CPU seconds: median {statistics.median(seconds):.2f}, most {seconds[-1]:.2f}")
+    assert not wrong, "\n".join(map(str, wrong))
+    assert len(seconds) == 500
+    assert seconds[-1] < 1.5
+
+
+def test_what_is_shipped_takes_what_the_table_says():
+    for target, table in {**arguments.OURS, **arguments.TORCHS}.items():
+        taken = inspect.signature(resolve_name(target)).parameters
+        names = {name for name in table if name is not ...}
+        given_by_us = {"step", "total_steps", "params"}
+        rest = [name for name, one in taken.items() if one.kind is one.VAR_KEYWORD]
+        assert names <= set(taken) | ({"channels"} if rest else set()), target
+        if ... not in table:
+            assert names == set(taken) - given_by_us, target
+            needed = {name for name, one in taken.items() if one.default is one.empty} - given_by_us
+            assert {name for name in names if table[name].required} == needed, target
+
+
 # --- what only torch can tell ---------------------------------------------------------------
 
 
 @pytest.fixture
-def train_here(tmp_path, monkeypatch, capsys):
+def train_here(tmp_path, monkeypatch, capfd):
     """Run train.py as __main__ in this process, where torch is loaded already."""
 
     def run(*words: str) -> Answer:
@@ -347,7 +439,7 @@ def train_here(tmp_path, monkeypatch, capsys):
         monkeypatch.chdir(tmp_path)
         with pytest.raises(SystemExit) as left:
             runpy.run_path(str(TRAIN), run_name="__main__")
-        out, err = capsys.readouterr()
+        out, err = capfd.readouterr()
         return Answer(left.value.code, out, err, True, sorted(p.name for p in tmp_path.iterdir()))
 
     return run
@@ -361,7 +453,6 @@ NEEDING_TORCH = {
     "task=custom task._target_=no_such_module.task": ("task._target_=no_such_module.task cannot be loaded",),
     "scheduler=custom scheduler._target_=no.such.schedule": ("scheduler._target_=no.such.schedule cannot be loaded",),
     "model=custom model._target_=torch.nn.Linear +model.wrong=3": ("model: torch.nn.Linear refused its arguments",),
-    "+model.depth=3": ("model: precision_lab.models.MLP refused its arguments", "depth"),
     "model=custom model._target_=builtins.dict": ("model._target_=builtins.dict built dict, not an nn.Module",),
     "model=torchvision model.name=resnet18x": ("model.name=resnet18x is not one of torchvision's", "resnet18"),
     "optimizer=custom optimizer._target_=torch.optim.Nope": ("optimizer._target_=torch.optim.Nope cannot be loaded",),
@@ -371,19 +462,11 @@ NEEDING_TORCH = {
     ),
     "optimizer=custom optimizer._target_=own_code.mine.no_optimizer +optimizer.several=true": ("built list, not a",),
     "task=custom task._target_=own_code.mine.NotCalled": ("task._target_=own_code.mine.NotCalled is a class without",),
-    "task.label_smoothing=1.5": ("task.label_smoothing=1.5 is not valid; it must be a number from 0 to 1.",),
-    "task.label_smoothing=-0.1": ("task.label_smoothing=-0.1 is not valid",),
-    "task.label_smoothing=some": ("task.label_smoothing=some is not valid",),
-    "task.label_smoothing=nan": ("task.label_smoothing=nan is not valid",),
-    "model=gpt dataset=synthetic_tokens model.heads=0": ("model.heads=0 is too small; it must be at least 1.",),
-    "model=gpt dataset=synthetic_tokens model.heads=3": ("model.width=128 is not a multiple of model.heads=3.",),
     "precision=bf16 precision.fp32_modules=[nope]": (
         "precision.fp32_modules: no module's name matches 'nope'; this model has layers, layers.0",
     ),
     "trainer.batch_size=5000": ("trainer.batch_size=5000 is larger than the training set: choose at most 1438.",),
     "model=gpt dataset=stdlib_text dataset.context=256": ("model.context=128 and dataset.context=256 differ",),
-    "model.hidden=abc": ("model: precision_lab.models.MLP refused its arguments",),
-    "optimizer.betas=abc": ("optimizer", "refused its arguments"),
 }
 
 

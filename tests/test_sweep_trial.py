@@ -73,7 +73,7 @@ def told(*jobs):
             "precision.fp32_modules: no module's name matches 'nose'",
         ),
         (["model._target_=no.such.Thing"], "model._target_=no.such.Thing cannot be loaded"),
-        (["+model.depth=3"], "model: precision_lab.models.MLP refused its arguments: "),
+        (["model._target_=torch.nn.Linear"], "model: torch.nn.Linear refused its arguments: "),
         (["scheduler=custom", "scheduler._target_=math.sqrt"], "scheduler"),
     ],
 )

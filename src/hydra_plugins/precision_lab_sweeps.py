@@ -3,6 +3,7 @@
 Hydra imports this module at every start, so that it loads what a sweep needs only when there is one.
 """
 
+import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,10 +14,13 @@ from hydra._internal.core_plugins.basic_launcher import BasicLauncher
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override, RangeSweep
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict
+
+MOST_JOBS = 10_000
 
 
 class IsolatedLauncher(Launcher):
@@ -65,6 +69,9 @@ class GridSweeper(BasicSweeper):
             )
         parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
         overrides = parser.parse_overrides([*self._parse_config(), *arguments])
+        jobs = math.prod(map(_count, overrides))
+        if jobs > MOST_JOBS:
+            raise InputError(f"The sweep has {jobs:,} jobs; at most {MOST_JOBS:,} are taken.")
         (batch,) = self.split_arguments(overrides, None)
         if not isinstance(self.launcher, IsolatedLauncher):  # which composes and checks them itself
             self.validate_batch_is_legal(batch)
@@ -73,6 +80,25 @@ class GridSweeper(BasicSweeper):
         for result in results:
             _ = result.return_value  # raises what the job raised
         return [results]
+
+
+def _count(override: Override) -> int:
+    """How many values a word gives its key, without making them. InputError for a sweep that has no values to list."""
+    from precision_lab.errors import InputError
+
+    if not override.is_sweep_override():
+        return 1
+    sweep = override.value()
+    if isinstance(sweep, RangeSweep):
+        length = (sweep.stop - sweep.start) / sweep.step if sweep.step else math.inf
+        if not math.isfinite(length):
+            raise InputError(
+                f"{override.input_line} has no end; write range(START,STOP,STEP), with a step that is not 0."
+            )
+        return max(0, math.ceil(length))
+    if not override.is_discrete_sweep():
+        raise InputError(f"{override.input_line} lists no values; write them out, as 1,2,3, or a range(START,STOP).")
+    return len(list(override.sweep_iterator()))
 
 
 def write_command(config: DictConfig, folder: Path, secrets: list[str]) -> None:

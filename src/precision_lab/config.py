@@ -16,19 +16,20 @@ from typing import Any
 
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
+from hydra._internal.utils import get_args_parser
 from hydra.core.config_store import ConfigStore
-from hydra.errors import HydraException
 from omegaconf import MISSING, DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
 
-from precision_lab import open_sets
+from precision_lab import open_sets, ranges
 from precision_lab.errors import InputError, at_least, require
 from precision_lab.redaction import redact, secrets_in
-from precision_lab.wording import unknown_key, word
+from precision_lab.wording import is_composing, unknown_key, word
 
 ROOT = Path(__file__).resolve().parents[2]
 CONF = ROOT / "conf"
+LARGEST_FLOAT32 = 2**128 - 2**104
+MOST_WORKERS = 1024
 NOT_IDENTITY = {"identity": False}
 WHERE_SET = {"identity": "where set"}  # null is as if the field did not exist
 
@@ -119,9 +120,14 @@ class PrecisionConfig:
             "above 0, and the first not below the second.",
         )
         require(
-            0 <= self.weight_noise < math.inf,
-            f"precision.weight_noise={self.weight_noise} must be finite and not below 0: a share of each weight.",
+            self.init_scale <= LARGEST_FLOAT32,
+            f"precision.init_scale={self.init_scale} is more than float32 holds; it must be at most {LARGEST_FLOAT32}.",
         )
+        require(
+            0 <= self.weight_noise <= 1,
+            f"precision.weight_noise={self.weight_noise} must be from 0 to 1: a share of each weight.",
+        )
+        ranges.texts("precision.fp32_modules", self.fp32_modules)
         at_least("precision.growth_interval", self.growth_interval, 1)
         at_least("precision.max_consecutive_skips", self.max_consecutive_skips, 1)
 
@@ -143,10 +149,7 @@ class DeviceConfig:
             self.threads is None or self.threads <= cores,
             f"device.threads={self.threads} is more than this machine's {cores} cores.",
         )
-        require(
-            self.memory_budget_gib is None or 0 < self.memory_budget_gib < math.inf,
-            f"device.memory_budget_gib={self.memory_budget_gib} must be above 0 and finite, or null for no limit.",
-        )
+        ranges.above_0("device.memory_budget_gib", self.memory_budget_gib, "no limit")
 
 
 @dataclass
@@ -174,15 +177,9 @@ class TrainerConfig:
         )
         for name in ("steps", "epochs", "batch_size", "accumulation", "log_every", "eval_every", "checkpoint_every"):
             at_least(f"trainer.{name}", getattr(self, name), 1)
-        at_least("trainer.workers", self.workers, 0)
-        require(
-            self.grad_clip is None or self.grad_clip > 0,
-            f"trainer.grad_clip={self.grad_clip} must be above 0, or null for no clipping.",
-        )
-        require(
-            self.checkpoint_minutes is None or self.checkpoint_minutes > 0,
-            f"trainer.checkpoint_minutes={self.checkpoint_minutes} must be above 0, or null for none by time.",
-        )
+        at_least("trainer.workers", self.workers, 0, MOST_WORKERS)
+        ranges.above_0("trainer.grad_clip", self.grad_clip, "no clipping")
+        ranges.above_0("trainer.checkpoint_minutes", self.checkpoint_minutes, "none by time")
         require(
             self.init_from is None or os.path.isfile(self.init_from),
             f"trainer.init_from={self.init_from} is not a file; name a checkpoint whose weights to begin with.",
@@ -232,6 +229,12 @@ class WandbConfig:
     project: str = MISSING
     group: str | None = MISSING
 
+    def __post_init__(self) -> None:
+        require(
+            re.fullmatch(r"[^/\\#?%:]{1,128}", self.project) is not None,
+            f"wandb.project={self.project} is no name of a project: 1 to 128 characters, none of / \\ # ? % :.",
+        )
+
 
 @dataclass
 class PathsConfig:
@@ -240,6 +243,10 @@ class PathsConfig:
     root: str = MISSING
     outputs: str = MISSING
     data: str = MISSING
+
+    def __post_init__(self) -> None:
+        for key, path in vars(self).items():
+            ranges.folder(f"paths.{key}", path)
 
 
 @dataclass
@@ -270,6 +277,7 @@ class Config:
     def __post_init__(self) -> None:
         # torch.Generator takes a wider range, numpy's legacy seeding only this one
         require(0 <= self.seed < 2**32, f"seed={self.seed} is out of range; it must be from 0 to 4294967295.")
+        ranges.texts("tags", self.tags)
         open_sets.check({group: getattr(self, group) for group in open_sets.NAMES})
         stated = load_precision(self.precision.name)
         if self.precision.name == "auto":
@@ -278,9 +286,6 @@ class Config:
                 "precision=auto takes no further precision settings; name the precision to change one.",
             )
 
-
-# What Hydra raises where the input cannot be composed; ValueError for a group that is given a non-name.
-COMPOSITION_ERRORS = (HydraException, OmegaConfBaseException, YAMLError, ValueError)
 
 # --- composing -----------------------------------------------------------------------------
 
@@ -291,6 +296,17 @@ def register() -> None:
     OmegaConf.register_new_resolver("precision_lab.root", lambda: str(ROOT), replace=True)
     OmegaConf.register_new_resolver("precision_lab.wandb", _wandb_variable, replace=True)
     OmegaConf.register_new_resolver("precision_lab.sweep", _sweep_of, replace=True)
+
+
+def check_options(words: list[str]) -> None:
+    """Raise InputError for words with dashes that are no options of Hydra's: it would print all it has."""
+    parser = get_args_parser()
+
+    def refuse(message: str) -> None:
+        raise InputError(f"{message}. Overrides are written key=value, without dashes; --hydra-help lists the options.")
+
+    parser.error = refuse
+    parser.parse_args(words)
 
 
 def _sweep_of(name: str | None, experiment: str | None) -> str:
@@ -330,6 +346,8 @@ def _check_keys(node: DictConfig, schema: type, prefix: str = "") -> None:
     for key in node:
         if key not in types:
             raise InputError(unknown_key(f"{prefix}{key}", Config))
+    for key in types:  # `~seed` takes one away
+        require(key in node, f"{prefix}{key} has no value; every key of the configuration needs one.")
         if is_dataclass(types[key]) and not OmegaConf.is_missing(node, key):
             _check_keys(node[key], types[key], f"{prefix}{key}.")
 
@@ -354,7 +372,9 @@ def compose(overrides: list[str]) -> Config:
         with open_dict(composed):
             experiment = composed.pop("hydra").runtime.choices.get("experiment")
         return typed(composed, experiment)
-    except COMPOSITION_ERRORS as error:
+    except Exception as error:
+        if not is_composing(error):
+            raise
         raise InputError(word(error, overrides, Config, CONF)) from error
 
 

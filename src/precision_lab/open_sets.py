@@ -4,12 +4,13 @@ A class or function may come from anywhere, so that its own arguments are its ow
 checked here is what several groups must agree on, and what the files shipped are known to need.
 """
 
-import math
 import os
 import re
 from pathlib import Path
 from typing import Any
 
+from precision_lab import arguments
+from precision_lab.arguments import is_number
 from precision_lab.errors import InputError, require
 
 NAMES = ("model", "dataset", "task", "optimizer", "scheduler")
@@ -25,6 +26,7 @@ def check(nodes: dict[str, dict[str, Any]]) -> None:
     _check_kinds(nodes["model"], nodes["dataset"], nodes["task"])
     _check_sizes(nodes["model"], nodes["dataset"])
     _check_files(nodes["dataset"])
+    arguments.check(nodes)
 
 
 def _check_target(group: str, node: dict[str, Any]) -> None:
@@ -43,16 +45,12 @@ def _check_target(group: str, node: dict[str, Any]) -> None:
 
 def _check_optimizer(optimizer: dict[str, Any]) -> None:
     lr = optimizer.get("lr")
-    require(_is_finite(lr) and lr > 0, f"optimizer.lr={lr} must be a finite number above 0.")
+    require(is_number(lr) and lr > 0, f"optimizer.lr={lr} must be a finite number above 0.")
     for key in ("weight_decay", "momentum", "eps"):
         value = optimizer.get(key, 0.0)
         if isinstance(value, int | float | str):  # an optimizer of the user's may take a pair or nothing there
             wrong = f"optimizer.{key}={value} must be a finite number not below 0."
-            require(_is_finite(value) and value >= 0, wrong)
-
-
-def _is_finite(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+            require(is_number(value) and value >= 0, wrong)
 
 
 def _check_kinds(model: dict[str, Any], dataset: dict[str, Any], task: dict[str, Any]) -> None:

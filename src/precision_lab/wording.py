@@ -2,14 +2,42 @@
 
 import difflib
 import re
+import traceback
 from dataclasses import fields, is_dataclass
+from enum import Enum
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, get_args, get_origin
 
-from omegaconf.errors import MissingMandatoryValue
-from yaml import MarkedYAMLError
+import yaml
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 NO_GROUPS = ("hydra", "wandb_sweep")  # folders of conf/ that hold no choice of a run's
+_COMPOSERS = [Path(find_spec(name).origin).parent for name in ("hydra", "omegaconf", "yaml")]
+_OURS = Path(__file__).parent
+_KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+# How OmegaConf says that a value is of a wrong type; the value stands in the first group, where it is told.
+_WRONG_VALUES = (
+    r"Value '(.*)' of type '\w+' could not be converted to \w+",
+    r"Value '(.*)' is not a valid bool",
+    r"Invalid value '(.*)', expected one of \[",
+    r"Value (.*) \(\w+\) is not a valid input for <enum",
+    r"Cannot convert '\w+' to string: '(.*)'\n",
+    r"Invalid value assigned: (?:\w+) is not a (?:ListConfig|DictConfig)",
+    r"too large to convert to float",
+    r"Cannot assign|is not a subclass of|incompatible with type hint|Invalid type assigned|Unexpected type",
+)
+
+
+def is_composing(error: Exception) -> bool:
+    """Whether an error was raised by Hydra, OmegaConf or YAML, on what they were given, and not by code of ours."""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if any(Path(frame.filename).is_relative_to(package) for package in _COMPOSERS):
+            return True
+        if Path(frame.filename).is_relative_to(_OURS):
+            return False
+    return False
 
 
 def word(error: Exception, overrides: list[str], schema: type, conf: Path) -> str:
@@ -20,40 +48,20 @@ def word(error: Exception, overrides: list[str], schema: type, conf: Path) -> st
     """
     cause = error.__cause__ or error
     text = str(error) if cause is error else f"{error}\n{cause}"  # Hydra's own message seldom says what is valid
-    if "Config group override must be" in text:
-        return f"{' '.join(overrides)}: a config group takes the name of one of its choices."
-    if match := re.search(r"Ambiguous value for argument '(.*?)'", text):
-        return f"{match.group(1)} holds several values, and a run takes one; add -m to run them all."
-    if match := re.search(r"Could not find '([\w-]+(?:/[\w-]+)*)/([^/']+)'", text):
-        group, choice = match.groups()
-        return f"{group}={choice} does not exist; {_choices(choice, _options(conf / group))}."
-    # an unknown key: "Key 'stepz' not in 'TrainerConfig'" or "... is not in struct"
     key = _full_key(str(cause)) or _full_key(text)
-    if "not in struct" in text or re.search(r"Key '.*' not in '", text):
-        return unknown_key(key, schema)
-    if match := re.search(r"Could not override '([^']+)'", text):
-        return f"{match.group(1)} is not a known config group; {_choices(match.group(1), _groups(conf))}."
-    if match := re.search(r"Value '(.*)' of type '\w+' could not be converted to (\w+)", text):
-        return f"{key}={match.group(1)} is not valid; it must be {_article(match.group(2))}."
-    if match := re.search(r"Value '(.*)' is not a valid bool", text):
-        return f"{key}={match.group(1)} is not valid; it must be true or false."
-    if match := re.search(r"Invalid value assigned: (\w+) is not a ListConfig, list or tuple", text):
-        return f"{key} must be a list, such as {key}=[a,b]."
-    if " is not Optional" in text:
-        return f"{key} cannot be null."
-    if match := re.search(r"Environment variable '(.*)' not found", text):
-        return f"{key} asks for the environment variable {match.group(1)}, which is not set."
+    told = _of_key(cause, text, key, schema) or _of_group(error, text, overrides, conf) or _of_value(text, key, schema)
+    if told:
+        return told
+    if isinstance(error, RecursionError):
+        return f"{_longest(overrides)} is nested too deeply to be read."
     if override := getattr(error, "override", None):  # Hydra's OverrideParseException
         return f"{override} cannot be read; write key=value, and quote a value with spaces or =: \"key='a b'\"."
-    if isinstance(error, MarkedYAMLError):
+    if isinstance(error, yaml.MarkedYAMLError):
         return f"{error.problem_mark.name}, line {error.problem_mark.line + 1}: {error.problem}."
-    if match := re.search(r"Invalid value '(.*)', expected one of \[(.*)\]", text):
-        return f"{key}={match.group(1)} is not valid; valid are {match.group(2)}."
-    if isinstance(cause, MissingMandatoryValue):
-        return f"{key} has no value; give it one on the command line."
     first = str(cause).strip().split("\n")[0].rstrip(".") or type(cause).__name__
-    where = f" ({key})" if key and key not in first else ""
-    return f"{first}{where}."
+    first = re.sub(r"^\w+ raised while resolving interpolation: ", "", first)
+    where = key or _guilty(first, overrides)
+    return f"{first} ({where})." if where and where not in first else f"{first}."
 
 
 def unknown_key(key: str, schema: type) -> str:
@@ -65,9 +73,86 @@ def unknown_key(key: str, schema: type) -> str:
     return f"{key} is not a known key; {_known_keys(key, schema)}."
 
 
-def _article(kind: str) -> str:
-    names = {"Float": "a number", "Integer": "a whole number", "Boolean": "true or false", "String": "text"}
-    return names.get(kind, kind)
+def _of_group(error: Exception, text: str, overrides: list[str], conf: Path) -> str:
+    if "Config group override" in text or (
+        isinstance(error, TypeError) and not isinstance(error, OmegaConfBaseException)
+    ):
+        wrong = [one for one in overrides if _is_group(one, conf) and not _names_a_choice(one)] or overrides
+        return f"{' '.join(wrong)}: a config group takes the name of one of its choices."
+    if match := re.search(r"Ambiguous value for argument '(.*?)'\n", text, re.S):
+        return f"{match.group(1)} holds several values, and a run takes one; add -m to run them all."
+    if isinstance(error, OSError) and error.filename:
+        path = Path(error.filename)
+        missing = str(path.relative_to(conf).with_suffix("")) if path.is_relative_to(conf) else str(path)
+    else:
+        missing = getattr(error, "missing_cfg_file", None)
+    if isinstance(missing, str):
+        group, _, choice = missing.partition("/")
+        while choice and (conf / group / choice.partition("/")[0]).is_dir():
+            inner, _, choice = choice.partition("/")
+            group = f"{group}/{inner}"
+        if (conf / group).is_dir():
+            return f"{group}={choice} does not exist; {_choices(choice, _options(conf / group))}."
+    if match := re.search(r"Could not override '([^']+)'", text):
+        return f"{match.group(1)} is not a known config group; {_choices(match.group(1), _groups(conf))}."
+    return ""
+
+
+def _is_group(word: str, conf: Path) -> bool:
+    return (conf / word.lstrip("+~").partition("=")[0].partition("@")[0]).is_dir()
+
+
+def _names_a_choice(word: str) -> bool:
+    return re.fullmatch(r"[\w./-]+", word.partition("=")[2]) is not None
+
+
+def _of_key(cause: BaseException, text: str, key: str, schema: type) -> str:
+    if "not in struct" in text or re.search(r"Key '.*' not in '", text, re.S):
+        return unknown_key(key, schema)
+    if match := re.search(r"Environment variable '(.*)' not found", text, re.S):
+        return f"{key} asks for the environment variable {match.group(1)}, which is not set."
+    if isinstance(cause, MissingMandatoryValue):
+        return f"{key} has no value; give it one on the command line."
+    return ""
+
+
+def _of_value(text: str, key: str, schema: type) -> str:
+    """Of a value that is not of its key's type."""
+    if " is not Optional" in text:
+        return f"{key} cannot be null."
+    match = next(filter(None, (re.search(pattern, text, re.S) for pattern in _WRONG_VALUES)), None)
+    wanted = _type_at(key, schema)
+    if not match or not wanted:
+        return ""
+    shown = f"{key}={match.group(1)}" if match.groups() else key
+    if isinstance(wanted, type) and issubclass(wanted, Enum):
+        return f"{shown} is not valid; valid are {', '.join(one.name for one in wanted)}."
+    if is_dataclass(wanted) or wanted is dict:
+        return f"{shown} is not valid; it holds keys of its own, such as {key}.KEY=VALUE."
+    return f"{shown} is not valid; it must be {_KINDS.get(wanted, f'a list, such as {key}=[a,b]')}."
+
+
+def _type_at(key: str, schema: type) -> Any:
+    """What a field takes, beside null; None where the schema does not say."""
+    node: Any = schema
+    for part in key.split("."):
+        name = part.partition("[")[0]
+        types = {f.name: f.type for f in fields(node)} if is_dataclass(node) else {}
+        node = types.get(name)
+        if isinstance(node, UnionType):
+            node = next(one for one in get_args(node) if one is not type(None))
+    return get_origin(node) or node
+
+
+def _guilty(text: str, overrides: list[str]) -> str:
+    """The word that an error is about which names no key, as far as that is clear: the one whose key it tells."""
+    words = [word for word in overrides if "=" in word or word.startswith("~")]
+    keyed = [word for word in words if word.lstrip("+~").partition("=")[0] in text]
+    return "" if keyed else " ".join(words)
+
+
+def _longest(overrides: list[str]) -> str:
+    return max(overrides, key=len, default="")
 
 
 def _full_key(text: str) -> str:

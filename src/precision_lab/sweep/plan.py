@@ -95,7 +95,7 @@ def _refuse_wrong_input(answered: list[tuple[Job, Answer]]) -> None:
         if answer.wrong and not job.asked.check:
             found.setdefault(answer.wrong, []).append(job.title)
     if found:
-        raise InputError("\n".join(f"{_some_of(titles)}: {sentence}" for sentence, titles in found.items()))
+        raise InputError(*(f"{_some_of(titles)}: {sentence}" for sentence, titles in found.items()))
 
 
 def _some_of(titles: list[str], shown: int = 3) -> str:
