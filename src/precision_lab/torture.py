@@ -5,6 +5,7 @@ completes. Nothing is made up: the processes are real, and what is compared is w
 """
 
 import json
+import math
 import random
 import re
 import signal
@@ -44,7 +45,7 @@ INTERVALS += ["trainer.accumulation=2"]
 FIXED = ["device=cpu", "device.threads=1", "wandb.mode=disabled", "probe.memory=false"]
 LAST_END = 0.85  # share of the steps after which no attempt is ended any more
 MOMENT_S = 0.1  # within which a random moment after a step lies
-STOP_S = 10.0  # within which a run that is told to stop has ended, with one more step
+STOP_S = 10.0  # within which a run that is told to stop has saved its state, after the step
 PATIENCE_S = 300.0  # for an attempt
 OF_THE_MACHINE = re.compile(r"((final|best)/)?(perf|mem|energy)[/_]")  # metrics that no two runs share
 EXIT_CODES = {signal.SIGTERM: 143, signal.SIGINT: 130}
@@ -128,14 +129,14 @@ def _disturb(
         if not _ready_to_be_ended(process, folder, step, inside, draw.uniform(0, MOMENT_S)):
             break
         process.send_signal(way)
-        sent = time.monotonic()
+        sent = time.time()
         code = _end_of(process)
         ended += 1
         if way is signal.SIGKILL:
             outcome.kills += 1
             outcome.inside += _half_written(folder, process)
         else:
-            _check_stop(way, code, time.monotonic() - sent, folder, outcome)
+            _check_stop(way, code, sent, folder, outcome)
     else:
         process = _start(case, folder)
     if (code := _end_of(process)) != 0:
@@ -143,11 +144,13 @@ def _disturb(
     return ended
 
 
-def _check_stop(way: signal.Signals, code: int, seconds: float, folder: Path, outcome: Outcome) -> None:
-    status = _run_in(folder, "status.json").get("status")
-    outcome.stops.append(f"{way.name} {code} after {seconds:.1f} s")
-    if (code, status) != (EXIT_CODES[way], "interrupted") or seconds > STOP_S:
-        outcome.differences.append(f"{way.name}: exit code {code}, status {status}, after {seconds:.1f} s")
+def _check_stop(way: signal.Signals, code: int, sent: float, folder: Path, outcome: Outcome) -> None:
+    """`sent`: when, by the wall clock. What ends later is the interpreter, which takes torch apart."""
+    told = _run_in(folder, "status.json")
+    saved, ended = told.get("updated", math.inf) - sent, time.time() - sent
+    outcome.stops.append(f"{way.name}: saved after {saved:.1f} s, exit code {code} after {ended:.1f} s")
+    if (code, told.get("status")) != (EXIT_CODES[way], "interrupted") or saved > STOP_S:
+        outcome.differences.append(f"{outcome.stops[-1]}, status {told.get('status')}")
 
 
 def _start(case: Case, folder: Path) -> subprocess.Popen:
@@ -232,7 +235,9 @@ def _of_checkpoint(run: Path) -> dict[str, Any]:
     state = checkpoint.read(checkpoint.written_in(run)[0])
     kept = state["run"]
     curve = [(step, loss) for step, _, loss in kept["curve"]]
-    of_run = {"final": _timeless(kept["final"]), "best": _timeless(kept["best"]), "curve": curve}
+    # a run that is stopped puts its spike score so far there, which its end overwrites
+    final = {name: value for name, value in _timeless(kept["final"]).items() if name != "train/spike_score"}
+    of_run = {"final": final, "best": _timeless(kept["best"]), "curve": curve}
     return {key: state[key] for key in ("about", "trainer", "batches", "generators")} | {"run": of_run}
 
 
