@@ -273,7 +273,8 @@ def _grammar() -> Iterator[Bad]:
     )
     for word in broken:
         key = word.lstrip("+~").partition("=")[0] or word
-        yield Bad("quotes and brackets", (word,), (word or "''", key), may_be_legal=True)
+        names = (word or "''", key, key.rpartition(".")[0] or key)
+        yield Bad("quotes and brackets", (word,), names, may_be_legal=True)
 
 
 def _texts() -> Iterator[Bad]:
@@ -312,7 +313,7 @@ def _texts() -> Iterator[Bad]:
         yield Bad("very long", (word,), (LONG[:20], word[:20]))
     yield Bad("very long", (f"paths.outputs=/tmp/{LONG}",), ("paths.outputs",))
     yield Bad("very long", ("paths.outputs=" + "/a" * 3000,), ("paths.outputs",))
-    yield Bad("very long", tuple(f"trainer.nope{n}=1" for n in range(2000)), ("trainer.nope",))
+    yield Bad("very long", tuple(f"trainer.nope{n}=1" for n in range(300)), ("trainer.nope",))
 
 
 def _forms() -> Iterator[Bad]:

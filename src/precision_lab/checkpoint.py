@@ -74,7 +74,7 @@ class Checkpoints:
     def begin_after(self, done: int) -> None:
         """The run goes on after `done` steps, or from its start: later ones are put aside."""
         with writing(self._folder):
-            for path in self.newest_first():
+            for path in _named(self._folder):
                 if step_of(path) > done:
                     path.rename(path.with_suffix(".left"))
 
@@ -106,8 +106,12 @@ def _save(content: dict[str, Any], file: BinaryIO) -> None:
 
 def written_in(folder: Path) -> list[Path]:
     """The checkpoints of a run's folder, the newest first."""
-    found = (folder / FOLDER).glob("step_*.pt")
-    return sorted((path for path in found if re.fullmatch(r"step_\d+\.pt", path.name)), key=step_of, reverse=True)
+    return [path for path in _named(folder / FOLDER) if not path.is_dir()]
+
+
+def _named(folder: Path) -> list[Path]:
+    found = (path for path in folder.glob("step_*.pt") if re.fullmatch(r"step_\d{1,18}\.pt", path.name))
+    return sorted(found, key=step_of, reverse=True)
 
 
 def step_of(path: Path) -> int:
@@ -130,6 +134,8 @@ def _load(path: Path) -> Any:
         if _sums_are_right(path):
             return torch.load(path, map_location="cpu", weights_only=True)
     except OSError as error:
+    if path.exists() and not path.is_file():
+        raise InputError(f"{path} is not a file.")
         raise InputError(f"{path} cannot be read ({error.strerror}).") from error
     except Exception as error:  # torch, zip and pickle raise what they like for a damaged file
         if "Unsupported" in str(error) or "weights_only" in str(error).lower():

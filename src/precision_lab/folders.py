@@ -6,8 +6,11 @@ time, and only if there is something to do. What an earlier attempt left, and a 
 with, is kept under `attempts/`.
 """
 
+import errno
 import fcntl
 import json
+import os
+import stat
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -25,6 +28,10 @@ LOG = "train.log"
 # The statuses that a sweep leaves as they are; of any other a run is missing, a dead process's `running` too.
 RESULTS = {"completed", "diverged", "out_of_memory"}
 STOPPED = {"running", "interrupted"}
+STATUS_KINDS = {
+    "status": str, "reason": str, "pid": int, "host": str, "started": int | float, "updated": int | float,
+    "total_steps": int, "step": int,
+}  # fmt: skip
 FINISHED = {Rerun.never: RESULTS | {"failed"}, Rerun.failed: RESULTS, Rerun.all: set()}
 
 
@@ -68,7 +75,7 @@ def claim_single(asked: Config, device: str) -> Claim:
     runs = outputs(asked) / "runs"
     may_go_on = resume == "auto" and asked.rerun is not Rerun.all
     for folder in sorted(runs.glob(f"*/*_{slug}"), reverse=True) if may_go_on else []:
-        if read_json(folder / "status.json").get("status") in STOPPED and any(folder.glob("checkpoints/step_*.pt")):
+        if read_status(folder).get("status") in STOPPED and any(folder.glob("checkpoints/step_*.pt")):
             with suppress(Busy, InputError):  # it is being run: this one is another
                 claim = _claimed(folder)
                 if claim.stopped:  # still: whoever ran it may have come to the end just now
@@ -104,8 +111,7 @@ def _claimed(folder: Path) -> Claim:
     except BaseException:
         log.close()
         raise
-    status = read_json(folder / "status.json").get("status")
-    return Claim(folder, log, status if isinstance(status, str) else None)
+    return Claim(folder, log, read_status(folder).get("status"))
 
 
 def benchmark_folder(asked: Config) -> Path:
@@ -129,8 +135,11 @@ def _made(folder: Path) -> Path:
 
 
 def open_log(folder: Path) -> TextIO:
-    """The run's own log, for more lines at its end, as far as the disk takes them."""
-    return lossy(folder / LOG)
+    """The run's own log, for more lines at its end, as far as the disk takes them. OSError if it is no file."""
+    path = folder / LOG
+    if os.path.lexists(path) and not path.is_file():
+        raise OSError(errno.EINVAL, f"{LOG} is not a file", str(path))
+    return lossy(path)
 
 
 def sweep_folder(asked: Config) -> Path:
@@ -149,11 +158,11 @@ def finished(folder: Path, rerun: Rerun, fingerprint: dict[str, Any]) -> str | N
 
     InputError if it was run on other hardware than `fingerprint`: its figures are not this machine's.
     """
-    status = read_json(folder / "status.json").get("status")
-    if not isinstance(status, str) or status not in FINISHED[rerun]:
+    status = read_status(folder).get("status")
+    if status not in FINISHED[rerun]:
         return None
     made_on = read_json(folder / "result.json").get("fingerprint")
-    if not made_on:  # lost or damaged: what it found is to be found again
+    if not isinstance(made_on, dict) or not made_on:  # lost or damaged: what it found is to be found again
         return None
     if made_on != fingerprint:
         keys = [key for key in {**made_on, **fingerprint} if made_on.get(key) != fingerprint.get(key)]
@@ -213,7 +222,7 @@ def set_aside(folder: Path) -> None:
 
 def owner(folder: Path) -> str:
     """Who runs a job, by its own word: `pid 123 on HOST since 14:02`."""
-    told = read_json(folder / "status.json")
+    told = read_status(folder)
     try:
         since = datetime.fromtimestamp(told["started"])
     except (KeyError, TypeError, ValueError, OverflowError, OSError):
@@ -227,11 +236,27 @@ def owner(folder: Path) -> str:
 def read_json(path: Path) -> dict[str, Any]:
     """What a JSON file holds; nothing if it is missing, damaged or no object."""
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        values = json.loads(read_file(path))
+    except (OSError, ValueError, RecursionError):
         return {}
     return values if isinstance(values, dict) else {}
 
 
 def _cannot_be_made(folder: Path, error: OSError) -> InputError:
     return InputError(f"The run folder {folder} cannot be made ({error.strerror}); set paths.outputs.")
+def read_file(path: Path) -> bytes:
+    """What a file holds. OSError for what is none: a pipe would make the reader wait, and a device has no end."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise OSError(errno.EINVAL, "not a file", str(path))
+    return path.read_bytes()
+
+
+def read_status(folder: Path) -> dict[str, Any]:
+    """What a run's status.json says, as far as its values are of the kind that they have to be."""
+    return {
+        key: value
+        for key, value in read_json(folder / "status.json").items()
+        if isinstance(value, STATUS_KINDS.get(key, object)) and not isinstance(value, bool)
+    }
+
+

@@ -194,6 +194,17 @@ def finite(values: Mapping[str, float | None]) -> dict[str, Any]:
     return result | ({"nonfinite": nonfinite} if nonfinite else {})
 
 
+def number_in(values: Mapping[str, Any], key: str) -> float | None:
+    """The number that `finite` stored under a key, NaN and infinity as such; None if there is none."""
+    value, nonfinite = values.get(key), values.get("nonfinite")
+    if value is None and isinstance(nonfinite, dict) and nonfinite.get(key) in ("nan", "inf", "-inf"):
+        return float(nonfinite[key])
+    try:
+        return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    except OverflowError:  # a damaged file's whole number of a thousand digits
+        return None
+
+
 def _storable(values: Any) -> Any:
     """The same values with a non-finite number, such as trainer.grad_clip=inf in a config, as text."""
     if isinstance(values, dict):

@@ -9,7 +9,7 @@ import yaml
 
 from precision_lab.config import Config, of_values
 from precision_lab.errors import InputError, require
-from precision_lab.folders import read_json
+from precision_lab.folders import read_file, read_json
 
 
 def config_of(folder: Path) -> Config:
@@ -17,7 +17,7 @@ def config_of(folder: Path) -> Config:
     path = folder / "config.yaml"
     require(folder.is_dir(), f"{folder} is not a folder; name a run's.")
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_file(path).decode()
         values = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     except OSError as error:
         raise InputError(f"{path} cannot be read ({error.strerror}); name a run's folder.") from error
@@ -31,7 +31,7 @@ def config_of(folder: Path) -> Config:
 def log_points(folder: Path) -> Iterator[dict[str, Any]]:
     """The lines of metrics.jsonl that can be read, the oldest first."""
     try:
-        text = (folder / "metrics.jsonl").read_text(encoding="utf-8", errors="replace")
+        text = read_file(folder / "metrics.jsonl").decode(errors="replace")
     except OSError:
         return
     for row in text.splitlines():

@@ -215,7 +215,9 @@ class Trainer:
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Go on from there. InputError where the model is another one."""
+        """Go on from there. InputError, and nothing is changed, where the model is another one or something is lacking."""
+        if lacking := sorted(set(self.state()) - set(state)):
+            raise InputError(f"The checkpoint lacks {', '.join(lacking)}: other code wrote it.")
         load_model(self.model, state["model"])
         load_optimizer(self.optimizer, state["optimizer"])
         if self.scaler.is_enabled():

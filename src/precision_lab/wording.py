@@ -147,8 +147,8 @@ def _type_at(key: str, schema: type) -> Any:
 def _guilty(text: str, overrides: list[str]) -> str:
     """The word that an error is about which names no key, as far as that is clear: the one whose key it tells."""
     words = [word for word in overrides if "=" in word or word.startswith("~")]
-    keyed = [word for word in words if word.lstrip("+~").partition("=")[0] in text]
-    return "" if keyed else " ".join(words)
+    keys = [word.lstrip("+~").partition("=")[0] for word in words]
+    return "" if any(key and key in text for key in keys) else " ".join(words)
 
 
 def _longest(overrides: list[str]) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from precision_lab.folders import read_file
 from precision_lab.report.compare import Comparison, Row
 from precision_lab.report.read import Run
 
@@ -56,13 +57,12 @@ class Logs:
     def _read(self, folder: str) -> dict[str, Values]:
         found: dict[str, Values] = {name: {} for name in READ}
         try:
-            with (Path(folder) / "metrics.jsonl").open(encoding="utf-8") as file:
-                for line in file:
-                    _take(json.loads(line), found)
+            for line in read_file(Path(folder) / "metrics.jsonl").decode().splitlines():
+                _take(json.loads(line), found)
         except OSError as error:
             self.problems.append((folder, f"metrics.jsonl cannot be read ({error.strerror})"))
             return {}
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
             self.problems.append((folder, "metrics.jsonl is damaged"))
             return {}
         return found

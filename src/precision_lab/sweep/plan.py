@@ -76,7 +76,7 @@ def settle(jobs: list[Job], answers: list[Answer]) -> list[str]:
             status = folders.finished(job.folder, job.asked.rerun, job.fingerprint)
             if status:
                 job.status, job.before = status, True
-                job.reason = folders.read_json(job.folder / "status.json").get("reason") or ""
+                job.reason = folders.read_status(job.folder).get("reason") or ""
     _refuse_wrong_input([(job, answer) for job, answer in zip(jobs, answers, strict=True) if job.status == "waiting"])
     return notes
 

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from precision_lab import folders
+from precision_lab.recorder import number_in
 from precision_lab.redaction import redact, secrets_in
 from precision_lab.sweep.plan import Job
 from precision_lab.terminal import CHECK_FILE, size
@@ -93,7 +94,7 @@ class View:
         if before:
             self.say(f"{before} of {len(self.jobs)} jobs had been run before and were left as they are.")
         failed = [job for job in self.jobs if job.status == "failed" and not job.asked.check]
-        told = [job for job in failed if folders.read_json(job.folder / "status.json").get("status") == "failed"]
+        told = [job for job in failed if folders.read_status(job.folder).get("status") == "failed"]
         # one that was killed could not tell that it failed: its folder says it is missing
         left = sum(job.status in ("not run", "interrupted") for job in self.jobs) + len(failed) - len(told)
         if left:
@@ -175,7 +176,7 @@ def figures(job: Job) -> dict[str, str]:
     step, total, seconds = (values.pop(key, None) for key in ("step", "total_steps", "elapsed_s"))
     known = {key: f"{value:.4g}" for key, value in values.items() if value is not None}
     if step is not None:
-        known["step"] = f"{step}/{total}" if running and total else str(step)
+        known["step"] = f"{step:.0f}/{total}" if running and total else f"{step:.0f}"
     if running and step and total and seconds:
         known["time"] = f"~{clock(seconds / step * (total - step))}"
     elif job.before:
@@ -200,33 +201,35 @@ def _outlook(job: Job) -> dict[str, str]:
 
 def _result(job: Job) -> dict[str, Any]:
     result = folders.read_json(job.folder / "result.json")
-    summary = result.get("summary") or {}
+    told = result.get("summary")
+    summary = told if isinstance(told, dict) else {}
     return {
-        "step": result.get("step"),
-        "step_ms": summary.get("final/perf_step_ms_p50"),
-        "train_loss": summary.get("final/train_loss"),
-        "val_loss": summary.get("final/val_loss_fp32"),
+        "step": number_in(result, "step"),
+        "step_ms": number_in(summary, "final/perf_step_ms_p50"),
+        "train_loss": number_in(summary, "final/train_loss"),
+        "val_loss": number_in(summary, "final/val_loss_fp32"),
     }
 
 
 def _progress(job: Job) -> dict[str, Any]:
     """The last line of metrics.jsonl, read from its end: a long run's is large."""
-    told = folders.read_json(job.folder / "status.json")
+    told = folders.read_status(job.folder)
     if told.get("pid") != job.pid:  # an earlier attempt's, until this one has made the folder its own
         return {}
     try:
         with (job.folder / "metrics.jsonl").open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
-            line = json.loads(file.read().splitlines()[-1])
-    except (OSError, ValueError, IndexError):  # none yet, or half of one
-        line = {}
+            last = json.loads(file.read().splitlines()[-1])
+    except (OSError, ValueError, IndexError, RecursionError):  # none yet, or half of one
+        last = {}
+    line = last if isinstance(last, dict) else {}
     return {
-        "step": line.get("train/step"),
+        "step": number_in(line, "train/step"),
         "total_steps": told.get("total_steps"),
-        "elapsed_s": line.get("perf/elapsed_s"),
-        "step_ms": line.get("perf/step_ms_p50"),
-        "train_loss": line.get("train/loss"),
-        "val_loss": line.get("val/loss_fp32"),
+        "elapsed_s": number_in(line, "perf/elapsed_s"),
+        "step_ms": number_in(line, "perf/step_ms_p50"),
+        "train_loss": number_in(line, "train/loss"),
+        "val_loss": number_in(line, "val/loss_fp32"),
     }
 
 
