@@ -17,10 +17,10 @@ from rich.console import Console
 
 from precision_lab.arms import arms_of
 from precision_lab.config import as_values
-from precision_lab.entry import exit_code, print_anything
+from precision_lab.entry import exit_code, print_what_can_be
 from precision_lab.errors import Ended, InputError
 from precision_lab.folders import benchmark_folder, outputs
-from precision_lab.recorder import write_whole
+from precision_lab.recorder import storable, write_whole
 from precision_lab.redaction import redact, secrets_in
 from precision_lab.report.benchmarks import FILE, load
 from precision_lab.report.timing import show, standing
@@ -49,7 +49,7 @@ def main(words: list[str]) -> int:
         with handled_by(interrupt), standing(settings.budget_s) as show_standing:
             made = measure(asked, settings, lambda measured: (stood.append(measured), show_standing(measured)))
             secrets = secrets_in(os.environ, as_values(first), words)
-            write_whole(folder / FILE, json.dumps(redact(made, secrets), allow_nan=False) + "\n")
+            write_whole(folder / FILE, json.dumps(storable(redact(made, secrets)), allow_nan=False) + "\n")
     except BaseException as error:
         remove_empty(folder, outputs(first))
         if isinstance(error, KeyboardInterrupt) and arrived:
@@ -74,5 +74,5 @@ def remove_empty(folder: Path, root: Path) -> None:
 
 
 if __name__ == "__main__":
-    print_anything()
+    print_what_can_be()
     sys.exit(exit_code(lambda: main(sys.argv[1:])))

@@ -15,7 +15,7 @@ from pathlib import Path
 from rich.console import Console
 
 from precision_lab.config import ROOT
-from precision_lab.entry import exit_code, print_anything
+from precision_lab.entry import exit_code, print_what_can_be
 from precision_lab.errors import InputError
 from precision_lab.recorder import CannotWrite, write_whole
 from precision_lab.report import files, render
@@ -100,5 +100,5 @@ def write(path: Path, text: str, place: Path, other: str) -> None:
 
 
 if __name__ == "__main__":
-    print_anything()
+    print_what_can_be()
     sys.exit(main(sys.argv[1:]))

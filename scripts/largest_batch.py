@@ -11,7 +11,7 @@ import sys
 from rich.console import Console
 
 from precision_lab.arms import arms_of, key_of
-from precision_lab.entry import exit_code, print_anything
+from precision_lab.entry import exit_code, print_what_can_be
 from precision_lab.errors import Ended, InputError
 from precision_lab.largest_batch import find_largest
 from precision_lab.settings import LargestBatchConfig, own_settings
@@ -32,5 +32,5 @@ def main(words: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    print_anything()
+    print_what_can_be()
     sys.exit(exit_code(lambda: main(sys.argv[1:])))

@@ -10,7 +10,7 @@ step= it is the first non-finite one. Writes nothing. Exit code 3 if something w
 import sys
 from pathlib import Path
 
-from precision_lab.entry import exit_code, print_anything
+from precision_lab.entry import exit_code, print_what_can_be
 from precision_lab.errors import InputError
 from precision_lab.identity import title
 from precision_lab.run_folder import config_of, nonfinite_step
@@ -34,5 +34,5 @@ def main(words: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    print_anything()
+    print_what_can_be()
     sys.exit(exit_code(lambda: main(sys.argv[1:])))

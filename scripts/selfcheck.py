@@ -13,7 +13,7 @@ from pathlib import Path
 
 from precision_lab.arms import arms_of
 from precision_lab.config import ROOT
-from precision_lab.entry import exit_code, print_anything
+from precision_lab.entry import exit_code, print_what_can_be
 from precision_lab.errors import InputError
 from precision_lab.settings import BenchmarkConfig, SelfcheckConfig, own_settings
 
@@ -73,5 +73,5 @@ def check_loss() -> bool:
 
 
 if __name__ == "__main__":
-    print_anything()
+    print_what_can_be()
     sys.exit(exit_code(lambda: main(sys.argv[1:])))

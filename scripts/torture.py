@@ -16,7 +16,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from precision_lab.entry import exit_code, print_anything
+from precision_lab.entry import exit_code, print_what_can_be
 from precision_lab.errors import InputError
 from precision_lab.settings import TortureConfig, own_settings
 from precision_lab.torture import Outcome, cases, torture
@@ -53,5 +53,5 @@ def line(outcome: Outcome) -> str:
 
 
 if __name__ == "__main__":
-    print_anything()
+    print_what_can_be()
     sys.exit(exit_code(lambda: main(sys.argv[1:])))

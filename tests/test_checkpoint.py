@@ -445,7 +445,7 @@ def test_foreign_content_and_newer_versions_are_told(tmp_path, content, sentence
 def test_a_file_that_is_missing_or_a_folder_is_told(tmp_path):
     with pytest.raises(InputError, match=r"none.pt cannot be read \(No such file or directory\)\.$"):
         checkpoint.read(tmp_path / "none.pt")
-    with pytest.raises(InputError, match=r"cannot be read \(Is a directory\)\.$"):
+    with pytest.raises(InputError, match=r"is not a file\.$"):
         checkpoint.read(tmp_path)
 
 

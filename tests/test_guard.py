@@ -391,3 +391,27 @@ def test_a_buffer_of_another_dtype_or_deleted_is_let_go():
         group.keep_old_where(torch.ones(()))
     assert torch.equal(norm.running_mean, expected)
     assert norm.late.tolist() == [1, 1]
+
+
+def test_a_run_that_goes_on_guards_the_buffers_that_it_guarded_before():
+    """One that forward makes is not guarded in a run that was never stopped, and so not in one that goes on."""
+
+    class Counting(ConvNorm):
+        def forward(self, x):
+            if not hasattr(self, "seen"):
+                self.register_buffer("seen", torch.zeros(1))
+            self.seen += 1.0
+            return super().forward(x)
+
+    alone, stopped = (trainer_of("fp32", seeded(Counting), mean_square) for _ in range(2))
+    first, bad, last = signals(1)[0], BAD["nan"], signals(1, seed=1)[0]
+    for trainer in (alone, stopped):
+        step(trainer, first)
+    fresh = trainer_of("fp32", seeded(Counting), mean_square)
+    fresh.load_state(stopped.state())
+    for trainer in (alone, fresh):
+        step(trainer, bad)
+        step(trainer, last)
+    assert alone.model.seen.item() == fresh.model.seen.item() == 3.0
+    assert same_bits(snapshot(alone.model), snapshot(fresh.model))
+    assert fresh.guard.guarded() == alone.guard.guarded()

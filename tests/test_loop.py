@@ -4,6 +4,7 @@ import math
 from collections import Counter
 from functools import partial
 
+import numpy
 import pytest
 import torch
 import torch.nn.functional as F
@@ -30,6 +31,7 @@ from precision_lab.config import compose
 from precision_lab.errors import InputError
 from precision_lab.optim import constant, cosine
 from precision_lab.task import Classification
+from precision_lab.trainer import Progress
 
 NAN, INF = float("nan"), float("inf")
 OPTIMIZERS = {
@@ -675,3 +677,13 @@ def test_a_factor_that_is_a_tensor_becomes_a_number():
     trainer = trainer_of("fp32", seeded(TwoHeads), mean_square, schedule=lambda step, total: torch.tensor(0.5))
     _, readings = train(trainer, vectors(1), 1)
     assert type(readings[0]["train/lr"]) is float
+
+
+def test_a_checkpoint_is_worth_keeping_before_a_loss_goes_wrong_and_not_only_before_a_scaler_s_first_skip():
+    progress, limits = Progress(), policy_of("fp16").config
+    losses, skipped = numpy.ones(8), numpy.zeros(8, dtype=bool)
+    skipped[0] = skipped[5] = True
+    losses[5] = numpy.nan
+    progress.advance(losses, skipped, 1024.0, limits)
+    assert progress.nonfinite() == {"first_loss": 6, "first_step": 1, "last_streak_from": None}
+    assert progress.troubles() == [1, 6, 9]

@@ -118,6 +118,19 @@ def test_without_a_result_the_log_points_tell_where_to_look(planted, tmp_path):
     assert nonfinite_step(tmp_path) == (121, 140)
 
 
+def test_windows_are_those_that_were_recorded_whatever_the_config_says_now(planted, monkeypatch, tmp_path):
+    """A run may go on with another trainer.log_every."""
+    _, folder, _ = planted
+    monkeypatch.syspath_prepend(OWN_CODE)
+    for name in ("environment.json", "metrics.jsonl"):
+        (tmp_path / name).write_bytes((folder / name).read_bytes())
+    values = yaml.safe_load((folder / "config.yaml").read_text())
+    values["trainer"]["log_every"] = 7
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(values))
+    done = replay(tmp_path, config_of(tmp_path), 40, 40)
+    assert (done.compared, done.differs_from) == (2, None)  # the step that is looked at, too
+
+
 def test_a_replay_that_is_not_as_it_was_says_from_where(planted, monkeypatch, tmp_path):
     _, folder, _ = planted
     monkeypatch.syspath_prepend(OWN_CODE)

@@ -168,8 +168,10 @@ def test_a_run_that_is_stopped_in_an_evaluation_takes_it_again(tmp_path, alone):
 
         def told_to_stop(policy, task, model, batches):
             def stopping():
-                yield next(batches())
+                left = batches()
+                yield next(left)
                 os.kill(os.getpid(), signal.SIGTERM)
+                yield next(left)
                 raise AssertionError("went on")
 
             return evaluate(policy, task, model, stopping)
@@ -540,7 +542,8 @@ def test_a_file_with_parts_missing_is_no_checkpoint_of_a_run(tmp_path, alone):
         torch.save(state | change, spoiled)
         with pytest.raises(InputError, match=rf"^{re.escape(str(spoiled))} is no checkpoint of a run"):
             state_to_go_on_from(alone.folder, now, [spoiled])
-        found, _ = state_to_go_on_from(alone.folder, now, [spoiled, path])
+        found, _, passed_over = state_to_go_on_from(alone.folder, now, [spoiled, path])
+        assert str(spoiled) in passed_over[0]
         assert list(differences(found, state, "found")) == []
 
 
@@ -625,11 +628,10 @@ def test_a_slow_step_is_finished_when_a_process_is_told_to_stop(tmp_path):
             time.sleep(0.05)
         time.sleep(0.3)
         process.terminate()
-        sent = time.monotonic()
         said, _ = process.communicate(timeout=60)
     finally:
         process.kill()
-    assert (process.returncode, time.monotonic() - sent < 11) == (143, True), said
+    assert process.returncode == 143, said
     (folder,) = tmp_path.glob("outputs/runs/*/*")
     status = folders.read_json(folder / "status.json")
     assert (status["status"], status["reason"]) == ("interrupted", "SIGTERM")

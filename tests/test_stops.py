@@ -88,16 +88,6 @@ def test_a_signal_from_somebody_who_does_not_want_to_wait_raises_within_the_step
     assert caught.value.in_a_step
 
 
-def test_in_an_evaluation_a_signal_raises_at_once_and_the_state_is_that_between_two_steps():
-    with Stops() as stops:
-        stops.release()
-        with stops.waiting_for_the_step(), stops.at_once(), pytest.raises(Terminated) as caught:
-            os.kill(os.getpid(), signal.SIGTERM)
-        assert not caught.value.in_a_step
-        with stops.waiting_for_the_step(), pytest.raises(Terminated), stops.at_once():
-            pytest.fail("a signal that came in the step before raises before the evaluation")
-
-
 def test_sigusr1_asks_for_a_checkpoint_and_stops_nothing():
     before = signal.getsignal(signal.SIGUSR1)
     with Stops() as stops:

@@ -66,6 +66,10 @@ class Checkpoints:
             if step_of(old) not in wanted:
                 with writing(old):
                     old.unlink()
+        for left in self._folder.glob("*.left"):  # the run has come as far again
+            if left.is_file() and step_of(left) <= done:
+                with writing(left):
+                    left.unlink()
         return path
 
     def newest_first(self) -> list[Path]:
@@ -130,12 +134,12 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def _load(path: Path) -> Any:
+    if path.exists() and not path.is_file():
+        raise InputError(f"{path} is not a file.")
     try:
         if _sums_are_right(path):
             return torch.load(path, map_location="cpu", weights_only=True)
     except OSError as error:
-    if path.exists() and not path.is_file():
-        raise InputError(f"{path} is not a file.")
         raise InputError(f"{path} cannot be read ({error.strerror}).") from error
     except Exception as error:  # torch, zip and pickle raise what they like for a damaged file
         if "Unsupported" in str(error) or "weights_only" in str(error).lower():

@@ -46,14 +46,8 @@ def _legible(line: str) -> str:
     return shown if len(shown) <= LONGEST else f"{shown[:head]} ... {shown[-tail:]}"
 
 
-def print_anything() -> None:
-    """Let stdout take what the terminal's encoding does not have, such as a letter of a folder's name."""
-    if sys.stdout is not None:  # closed by who started us
-        sys.stdout.reconfigure(errors="backslashreplace")
-
-
 def print_what_can_be() -> None:
-    """Like `print_anything`, and what stdout or stderr cannot take is dropped: a run's result is its files."""
+    """What stdout or stderr cannot take is dropped, letters and all: a result is in its files."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is not None:

@@ -111,13 +111,19 @@ class NonFiniteGuard:
     a scale of 2^-127 the scaler's inverse is inf, and it calls gradients clean that unscaling made infinite.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, model: nn.Module):
-        self._optimizer = optimizer
+    def __init__(self, optimizer: torch.optim.Optimizer, model: nn.Module, only: list[str] | None = None):
+        """`only`: the names of the buffers to guard, by `guarded`; None: all that are there."""
+        self._optimizer, self._model = optimizer, model
         # GradScaler's own test for optimizers that take found_inf. MPS kernels do not take it.
         devices = {p.device.type for group in optimizer.param_groups for p in group["params"]}
         takes_flag = getattr(optimizer, "_step_supports_amp_scaling", False) and devices <= {"cpu", "cuda"}
         self.syncs = not (takes_flag and _momentum_survives_a_skipped_first_step(optimizer))
-        self._buffers = _BufferGroup.of(model)
+        self._buffers = _BufferGroup.of(model, only)
+
+    def guarded(self) -> list[str]:
+        """Names of the buffers that are put back: one that forward makes later is not."""
+        names = {id(module): name for name, module in self._model.named_modules()}
+        return [f"{names[id(module)]}.{name}" for group in self._buffers for module, name in group.slots]
 
     def step(self, nonfinite: Tensor) -> None:
         """Step on unscaled gradients unless `nonfinite` (float32 scalar on the device, 0 or 1) says otherwise."""
@@ -158,10 +164,12 @@ class _BufferGroup:
         self._keep(slots, [getattr(module, name) for module, name in slots])
 
     @classmethod
-    def of(cls, model: nn.Module) -> list["_BufferGroup"]:
+    def of(cls, model: nn.Module, only: list[str] | None) -> list["_BufferGroup"]:
         groups: dict[torch.dtype, list[tuple[nn.Module, str]]] = {}
-        for module in model.modules():
+        for path, module in model.named_modules():
             for name, buffer in module.named_buffers(recurse=False):
+                if only is not None and f"{path}.{name}" not in only:
+                    continue
                 if buffer.layout != torch.strided:  # a graph or a mask, no statistic
                     continue
                 # an expanded buffer has fewer bytes than elements; nobody can write to it
@@ -171,7 +179,7 @@ class _BufferGroup:
         return [cls(slots) for slots in groups.values()]
 
     def _keep(self, slots: list[tuple[nn.Module, str]], values: list[Tensor]) -> None:
-        self._slots = slots
+        self.slots = slots
         self._good = torch.cat([value.detach().reshape(-1) for value in values] or [torch.empty(0)])
         views = self._good.split([value.numel() for value in values])
         self._good_views = [view.view(value.shape) for view, value in zip(views, values, strict=True)]
@@ -179,13 +187,13 @@ class _BufferGroup:
     @torch.no_grad()
     def keep_old_where(self, nonfinite: Tensor) -> None:
         """Put the last good values back if `nonfinite` is 1, else take the current ones as good."""
-        buffers = [getattr(module, name, None) for module, name in self._slots]
+        buffers = [getattr(module, name, None) for module, name in self.slots]
         fits = [
             b is not None and b.shape == good.shape and b.dtype is good.dtype
             for b, good in zip(buffers, self._good_views, strict=True)
         ]
         if not all(fits):
-            self._keep(list(compress(self._slots, fits)), list(compress(self._good_views, fits)))
+            self._keep(list(compress(self.slots, fits)), list(compress(self._good_views, fits)))
             buffers = list(compress(buffers, fits))
         if buffers:
             new = torch.cat([b.reshape(-1) for b in buffers])

@@ -92,10 +92,10 @@ class Policy:
     @contextmanager
     def reference(self, model: nn.Module) -> Iterator[None]:
         """Within: the same weights computed in IEEE float32, autocast off. Restored after."""
-        set_float32(Float32Mode.ieee, Float32Mode.ieee)
-        if self.param_dtype is not torch.float32:
-            model.float()  # exact, and so is the way back
         try:
+            set_float32(Float32Mode.ieee, Float32Mode.ieee)
+            if self.param_dtype is not torch.float32:
+                model.float()  # exact, and so is the way back
             with torch.autocast(self.device.type, enabled=False):
                 yield
         finally:

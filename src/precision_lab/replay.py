@@ -26,7 +26,7 @@ from precision_lab.folders import read_json
 from precision_lab.resume import about, changes, state_to_go_on_from
 from precision_lab.run_folder import log_points
 from precision_lab.seeds import derive, restore_generators, seed_globals
-from precision_lab.trainer import Trainer, is_log_point
+from precision_lab.trainer import Trainer
 
 
 @dataclass
@@ -75,14 +75,13 @@ def replay(folder: Path, asked: Config, first: int, last: int) -> Replay:
     while True:
         at = trainer.done + 1
         look = _take(trainer, batches, ready.total_steps, looked_at=at >= first)
+        if at in recorded:
+            loss = trainer.read_window()["train/loss"]
+            compared += 1
+            same = recorded[at] == loss or (recorded[at] is None and not math.isfinite(loss))
+            differs_from = differs_from or (None if same else at)
         if look and (look.nonfinite or at == last):
             return Replay(ready.asked, look, began, compared, differs_from, notes)
-        if is_log_point(at, trainer.plan, ready.total_steps):
-            loss = trainer.read_window()["train/loss"]
-            if at in recorded:
-                compared += 1
-                same = recorded[at] == loss or (recorded[at] is None and not math.isfinite(loss))
-                differs_from = differs_from or (None if same else at)
 
 
 def _as_it_was(folder: Path, asked: Config) -> Config:
@@ -101,12 +100,13 @@ def _taken_up(folder: Path, resolved: Resolved, ready: Assembly, step: int) -> t
     trainer, batches = make_trainer(ready), training_batches(ready)
     seed_globals(derive(ready.asked.seed, "dropout"))
     now = about(ready.asked, environment_of(resolved.device) | {"code": code_of(ready.asked)}, [])
-    was = read_json(folder / "result.json")
+    was = read_json(folder / "environment.json")
     paths = [path for path in written_in(folder) if step_of(path) < step]
     state, notes = None, []
     if paths:
         try:
-            state, notes = state_to_go_on_from(folder, now, paths)
+            state, notes, problems = state_to_go_on_from(folder, now, paths)
+            notes += problems
         except InputError as error:
             notes = [f"no checkpoint can be used: {error}"]
     if state:
@@ -201,10 +201,8 @@ def _nonfinite(tensor: Tensor) -> str:
 
 def _largest(inputs: Any) -> str:
     leaves = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
-    if not leaves:
-        return ""
-    largest = max(float(leaf.detach().abs().max()) for leaf in leaves if leaf.numel())
-    return f"; the largest of its inputs is {largest:.4g}"
+    largest = [float(leaf.detach().abs().max()) for leaf in leaves if leaf.numel()]
+    return f"; the largest of its inputs is {max(largest):.4g}" if largest else ""
 
 
 # --- in words -------------------------------------------------------------------------------------------------

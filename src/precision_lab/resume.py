@@ -34,17 +34,20 @@ def about(
     )
 
 
-def state_to_go_on_from(folder: Path, now: dict[str, Any], paths: list[Path]) -> tuple[dict[str, Any], list[str]]:
-    """The state in the first of these checkpoints of a run's folder that can be used, and what to say of it.
+def state_to_go_on_from(
+    folder: Path, now: dict[str, Any], paths: list[Path]
+) -> tuple[dict[str, Any], list[str], list[str]]:
+    """The first of these checkpoints of a run's folder that can be used: its state, in what the run has changed since,
+    and why those before it cannot be used.
 
     `now` is what this run is, by `about`. InputError if there is none, with the reasons.
     """
-    problems = []
+    problems: list[str] = []
     for path in paths:
         try:
             state = checkpoint.read(path)
             _check(state, path, folder, now)
-            return state, [f"{path}: {change}" for change in changes(state["about"], now)]
+            return state, [f"{path}: {change}" for change in changes(state["about"], now)], problems
         except InputError as error:
             problems.append(str(error))
         except (KeyError, TypeError, AttributeError) as error:

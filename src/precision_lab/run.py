@@ -4,9 +4,8 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
-from functools import partial
 from typing import Any
 
 from precision_lab import folders, hardware, identity
@@ -39,7 +38,7 @@ from precision_lab.seeds import derive, generator_states, restore_generators, se
 from precision_lab.stops import Stops, Terminated
 from precision_lab.terminal import BUSY, bar, summary_lines, what_went_wrong
 from precision_lab.tracking import Mirror, mirror_of
-from precision_lab.trainer import BETWEEN_STEPS, Progress, Trainer, evaluate, is_eval_point
+from precision_lab.trainer import Progress, Trainer, evaluate, is_eval_point
 
 UNREADABLE_SHOWN = 10
 
@@ -146,7 +145,8 @@ class _Run:
             self.stops.hold()
             status, reason = "interrupted", str(stop)
             code = 130 if reason == "Ctrl-C" else 143
-            self._keep_where_it_stopped()
+            if not stop.in_a_step:
+                self._keep_where_it_stopped()
         except CannotWrite as error:  # as if it had been killed: the same command goes on from the last checkpoint
             self.stops.hold()
             status, reason, code = "interrupted", str(error), 1
@@ -213,9 +213,10 @@ class _Run:
         """Take up the state of the last checkpoint; where there is none that can be used, start over."""
         by_itself = self.asked.trainer.resume == "auto"
         try:
-            state, changes = self.state_to_go_on_from(self.ready)
+            state, changes, problems = self.state_to_go_on_from(self.ready)
             if by_itself and changes:
                 raise InputError(" ".join(f"{change}." for change in changes))
+            self.trainer.load_state(state["trainer"])  # InputError before anything is changed
         except InputError as error:
             if not by_itself:
                 raise
@@ -223,19 +224,20 @@ class _Run:
             folders.set_aside(self.claim.folder)
             self._describe()
             return
+        for problem in problems:
+            log.warning("passed over: %s", problem)
         for change in changes:
             log.warning("goes on all the same: %s", change)
         self._restore(state)
         log.info("goes on after step %d, from its checkpoint", self.trainer.done)
 
-    def state_to_go_on_from(self, ready: Assembly) -> tuple[dict[str, Any], list[str]]:
-        """The state in the named or the newest checkpoint, and what has changed. InputError where none can be used."""
+    def state_to_go_on_from(self, ready: Assembly) -> tuple[dict[str, Any], list[str], list[str]]:
+        """Of the named or the newest checkpoint, as in `resume`. InputError where none can be used."""
         named = self.claim.checkpoint
         now = about(self.asked, self.environment, self.secrets, ready.hashes)
         return state_to_go_on_from(self.claim.folder, now, [named] if named else written_in(self.claim.folder))
 
     def _restore(self, state: dict[str, Any]) -> None:
-        self.trainer.load_state(state["trainer"])
         self.batches = training_batches(self.ready, state["batches"])
         self.meter.load_state(state["meter"])
         kept = state["run"]
@@ -277,8 +279,8 @@ class _Run:
             self.checkpoints = None
 
     def _keep_where_it_stopped(self) -> None:
-        """A checkpoint on being told to stop, unless in the middle of a step."""
-        if self.training and self.trainer.phase == BETWEEN_STEPS and self.trainer.done not in (0, self.kept_at):
+        """A checkpoint on being told to stop, between two steps."""
+        if self.training and self.trainer.done not in (0, self.kept_at):
             try:
                 self._write_checkpoint()
             except CannotWrite as error:
@@ -291,19 +293,24 @@ class _Run:
     def _train_and_measure(self) -> None:
         asked, plan = self.asked, self.asked.trainer
         trainer, meter = self.trainer, self.meter
-        validation = partial(validation_batches, self.ready)
+
+        def validation() -> Iterator[tuple[Any, int]]:
+            for batch in validation_batches(self.ready):
+                self.stops.check()  # here and nowhere else in an evaluation, which leaves the state as it was
+                yield batch
+
         steps = self.ready.total_steps
         with bar(identity.title(asked), steps) as show:
 
             def on_log(progress: Progress, readings: dict[str, float]) -> None:
                 try:
-                    with self.stops.at_once():
-                        if progress.diverged or is_eval_point(progress.step, plan, steps):
-                            readings = readings | evaluate(trainer.policy, trainer.task, trainer.model, validation)
-                            self.curve.add(progress.step, meter.train_s, readings["val/loss_fp32"])
+                    if progress.diverged or is_eval_point(progress.step, plan, steps):
+                        readings = readings | evaluate(trainer.policy, trainer.task, trainer.model, validation)
                 except Exception:  # what the window measured stands, where the evaluation fails
                     self._log(readings)
                     raise
+                if "val/loss_fp32" in readings:
+                    self.curve.add(progress.step, meter.train_s, readings["val/loss_fp32"])
                 self._log(readings)
                 show(progress.step, readings)
 
@@ -321,11 +328,11 @@ class _Run:
             try:
                 with self.stops.waiting_for_the_step():
                     trainer.train(self.batches, meter, steps, on_log, wanted, pause)
+                    self.stops.hold()  # the run is complete: what is left is to measure, and that trains
             finally:  # an interrupted run keeps what it measured
                 self.final |= meter.summary() | {"train/spike_score": self.progress.spikes.score}
                 self.hashes |= {"batches": self.batches.order_hash(), "losses": self.progress.losses.digest()}
             self.training = False
-        self.stops.hold()  # the run is complete: what is left is to measure, and that trains
         self.progress.diverged = self.progress.diverged or self._useless_end()
         if asked.probe.memory and not self.progress.diverged:
             self._measure_memory()

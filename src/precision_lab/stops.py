@@ -83,22 +83,12 @@ class Stops:
 
     @contextmanager
     def waiting_for_the_step(self) -> Iterator[None]:
-        """Within, a signal waits for `check`, between two steps, unless another one comes after HURRY_S."""
+        """Within, a signal waits for `check`, unless another one comes after HURRY_S, and breaks into what is done."""
         self._patient = True
         try:
             yield
         finally:
             self._patient = False
-
-    @contextmanager
-    def at_once(self) -> Iterator[None]:
-        """Within, inside of `waiting_for_the_step`: a signal raises at once, as one that has arrived does."""
-        self._patient = False
-        self.check()
-        try:
-            yield
-        finally:
-            self._patient = True
 
     def check(self) -> None:
         """Raise Terminated if a signal arrived: one may have been raised where exceptions are swallowed."""

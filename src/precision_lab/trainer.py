@@ -76,11 +76,13 @@ class Progress:
         return self.step + 1 + int(flags.argmax()) if flags.any() else None
 
     def troubles(self) -> list[int]:
-        """Steps before which a checkpoint is worth keeping: the first non-finite one, and the first of those in a row.
+        """Steps before which a checkpoint is worth keeping: the first non-finite one, the first with a non-finite loss
+        (a scaler's first skips come long before), and the first of those in a row.
 
         With none in a row that is the step after those read: whether it is finite is not known yet.
         """
-        return [step for step in (self.first_nonfinite_step, self._streak_from()) if step is not None]
+        steps = (self.first_nonfinite_step, self.first_nonfinite_loss, self._streak_from())
+        return [step for step in steps if step is not None]
 
     def nonfinite(self) -> dict[str, int | None]:
         """The steps to look at where something went wrong, as result.json keeps them."""
@@ -212,17 +214,19 @@ class Trainer:
             "progress": self.progress.state(),
             "window": self.window.state(),
             "unlogged": self.unlogged,
+            "guarded": self.guard.guarded(),
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Go on from there. InputError, and nothing is changed, where the model is another one or something is lacking."""
+        """Go on from there. InputError, and nothing is changed, where the model is another one or a part is lacking."""
         if lacking := sorted(set(self.state()) - set(state)):
             raise InputError(f"The checkpoint lacks {', '.join(lacking)}: other code wrote it.")
         load_model(self.model, state["model"])
         load_optimizer(self.optimizer, state["optimizer"])
         if self.scaler.is_enabled():
             self.scaler.load_state_dict(state["scaler"])
-        self.guard = NonFiniteGuard(self.optimizer, self.model)  # its copies are of the buffers as they are now
+        # its copies are to be of the buffers as they are now, and of no others than before
+        self.guard = NonFiniteGuard(self.optimizer, self.model, only=state["guarded"])
         self.done, self.unlogged = state["done"], state["unlogged"]
         self.progress = Progress.of_state(state["progress"])
         self.window.load_state(state["window"], self.policy.device)
