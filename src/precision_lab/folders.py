@@ -138,7 +138,7 @@ def open_log(folder: Path) -> TextIO:
     """The run's own log, for more lines at its end, as far as the disk takes them. OSError if it is no file."""
     path = folder / LOG
     if os.path.lexists(path) and not path.is_file():
-        raise OSError(errno.EINVAL, f"{LOG} is not a file", str(path))
+        raise OSError(errno.EINVAL, f"its {LOG} is not a file", str(path))
     return lossy(path)
 
 

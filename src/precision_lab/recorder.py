@@ -7,6 +7,7 @@ to where its checkpoint was made.
 
 import contextlib
 import errno
+import hashlib
 import json
 import math
 import os
@@ -130,12 +131,13 @@ class Recorder:
         """Seconds that the run has taken, all its attempts together."""
         return self._elapsed_before + time.time() - self._started
 
-    def position(self) -> dict[str, float]:
-        """Where metrics.jsonl stands, safe on the disk, for a checkpoint: what `resume` takes."""
+    def position(self) -> dict[str, Any]:
+        """Where metrics.jsonl stands, safe on the disk, for a checkpoint: what `resume` takes, and a hash of it."""
         path = self.folder / "metrics.jsonl"
         with writing(path), path.open("ab") as file:
             os.fsync(file.fileno())
-            return {"metrics_bytes": file.tell(), "elapsed_s": self.elapsed_s()}
+            size = file.tell()
+            return {"metrics_bytes": size, "metrics_hash": hash_of(path, size), "elapsed_s": self.elapsed_s()}
 
     def resume(self, metrics_bytes: int, elapsed_s: float) -> None:
         """Go on from a checkpoint's position: cut off what was recorded after it."""
@@ -173,13 +175,19 @@ class Recorder:
             raise KeyError(f"{unknown[0]} is not declared in recorder.METRICS")
 
     def _write_json(self, name: str, values: dict[str, Any]) -> None:
-        self._write(name, json.dumps(_storable(self._clean(values)), indent=2, allow_nan=False) + "\n")
+        self._write(name, json.dumps(storable(self._clean(values)), indent=2, allow_nan=False) + "\n")
 
     def _write(self, name: str, text: str) -> None:
         write_whole(self.folder / name, text)
 
     def _clean(self, values: Any) -> Any:
         return redact(values, self._secrets)
+
+
+def hash_of(path: Path, size: int) -> str:
+    """Over the first `size` bytes of a file, or as many as it has: 16 hex digits of sha256."""
+    with path.open("rb") as file:
+        return hashlib.sha256(file.read(size)).hexdigest()[:16]
 
 
 def finite(values: Mapping[str, float | None]) -> dict[str, Any]:
@@ -205,12 +213,12 @@ def number_in(values: Mapping[str, Any], key: str) -> float | None:
         return None
 
 
-def _storable(values: Any) -> Any:
-    """The same values with a non-finite number, such as trainer.grad_clip=inf in a config, as text."""
+def storable(values: Any) -> Any:
+    """The same values with a non-finite number, such as one that a config gives a class of the user's, as text."""
     if isinstance(values, dict):
-        return {key: _storable(value) for key, value in values.items()}
-    if isinstance(values, list):
-        return [_storable(value) for value in values]
+        return {key: storable(value) for key, value in values.items()}
+    if isinstance(values, list | tuple):
+        return [storable(value) for value in values]
     return str(values) if isinstance(values, float) and not math.isfinite(values) else values
 
 

@@ -11,6 +11,7 @@ from precision_lab import checkpoint
 from precision_lab.config import Config, as_values
 from precision_lab.errors import InputError
 from precision_lab.identity import arm_label, counted
+from precision_lab.recorder import hash_of
 from precision_lab.redaction import redact
 
 SHOWN = 3  # keys that differ
@@ -69,10 +70,11 @@ def _check(state: dict[str, Any], path: Path, folder: Path, now: dict[str, Any])
         if saved["hashes"][name] != value:
             words = name.replace("_", " ")
             raise InputError(f"{path} was written with other {words} (hash {saved['hashes'][name]}, now {value}).")
-    needed = state["run"]["position"]["metrics_bytes"]
-    metrics = folder / "metrics.jsonl"
-    if not metrics.is_file() or metrics.stat().st_size < needed:
+    position, metrics = state["run"]["position"], folder / "metrics.jsonl"
+    if not metrics.is_file() or metrics.stat().st_size < position["metrics_bytes"]:
         raise InputError(f"{metrics} has lost lines that were there when {path.name} was written.")
+    if hash_of(metrics, position["metrics_bytes"]) != position["metrics_hash"]:
+        raise InputError(f"{metrics} holds other lines than when {path.name} was written.")
 
 
 def changes(saved: dict[str, Any], now: dict[str, Any]) -> list[str]:

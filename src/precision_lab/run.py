@@ -244,7 +244,7 @@ class _Run:
         self.final, self.best, self.curve = kept["final"], kept["best"], Curve(kept["curve"])
         self.resumed_at = [*kept["resumed_at"], self.trainer.done]
         self.unreadable_before = kept["unreadable"]
-        self.recorder.resume(**kept["position"])
+        self.recorder.resume(kept["position"]["metrics_bytes"], kept["position"]["elapsed_s"])
         self.checkpoints.begin_after(self.trainer.done)
         if self.mirror:
             for line in self.recorder.logged():

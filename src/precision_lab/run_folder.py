@@ -11,6 +11,8 @@ from precision_lab.config import Config, of_values
 from precision_lab.errors import InputError, require
 from precision_lab.folders import read_file, read_json
 
+MOST_VALUES = 10_000  # of a config
+
 
 def config_of(folder: Path) -> Config:
     """What the run was asked to do. InputError where the folder holds none that can be used here."""
@@ -24,8 +26,19 @@ def config_of(folder: Path) -> Config:
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise InputError(f"{path} is damaged and cannot be read.") from error
     require(isinstance(values, dict), f"{path} holds no config of a run.")
+    require(_values_in(values) < MOST_VALUES, f"{path} is damaged: it is no config of a run.")
     require("[redacted]" not in text, f"{path} has a secret left out, without which the run cannot be made again.")
     return of_values(values, str(path))
+
+
+def _values_in(values: Any) -> int:
+    """How many values a file holds, counted up to MOST_VALUES: YAML's own links may make billions of a few."""
+    count, todo = 0, [values]
+    while todo and count < MOST_VALUES:
+        value = todo.pop()
+        count += 1
+        todo += value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return count
 
 
 def log_points(folder: Path) -> Iterator[dict[str, Any]]:

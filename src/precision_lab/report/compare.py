@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from precision_lab.errors import InputError
-from precision_lab.recorder import STATUSES
+from precision_lab.recorder import STATUSES, number_in
 from precision_lab.report.benchmarks import Benchmark, Timing
 from precision_lab.report.read import Found, Run, plain
 
@@ -286,14 +286,16 @@ def _row(arm: str, runs: list[Run]) -> Row:
         if name == "loss_scale" and not scaled:
             continue  # a scaler that is off says 1
         telling = row.counted + (diverged if name in _OF_DIVERGED_TOO else [])
-        values = [run.summary[key] for run in telling if run.summary.get(key) is not None]
+        values = [value for run in telling if (value := number_in(run.summary, key)) is not None]
         if values:
             row.figures[name] = sample(values)
     return row
 
 
 def sample(values: list[float]) -> Sample:
-    """Figures of at least one value."""
+    """Figures of at least one value; all are NaN or infinite where the sum of the values is."""
+    if not math.isfinite(total := sum(values)):
+        return Sample(len(values), total, total, total, total, total)
     sd = statistics.stdev(values) if len(values) > 1 else None
     return Sample(len(values), statistics.fmean(values), sd, statistics.median(values), min(values), max(values))
 

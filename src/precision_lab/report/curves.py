@@ -5,6 +5,7 @@ runs' folders, which is read here and nowhere else; a file that is missing or da
 """
 
 import json
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,6 +74,8 @@ def _take(line: dict, found: dict[str, Values]) -> None:
     for name, values in found.items():
         if line.get(name) is not None:
             values[step] = float(line[name])
+            if not math.isfinite(values[step]):  # written as null: this is damage
+                raise ValueError(name)
 
 
 def told_of(row: Row) -> list[Run]:

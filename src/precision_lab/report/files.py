@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from precision_lab.ratios import Ratio
-from precision_lab.recorder import STATUSES
+from precision_lab.recorder import STATUSES, storable
 from precision_lab.report.compare import AGAINST, FIGURES, Comparison, Row
 from precision_lab.report.loss import losses_of, reaches_of
 from precision_lab.report.read import Found
@@ -133,8 +133,8 @@ def _of_memory(row: Row) -> dict[str, Any]:
 
 
 def as_json(comparisons: list[Comparison], found: Found) -> str:
-    """All figures with the folders they are from, and what was left out; a line a comparison."""
-    lines = ",\n".join(json.dumps(_plain(comparison)) for comparison in comparisons)
+    """All figures with the folders they are from, and what was left out; a line a comparison. A NaN is text."""
+    lines = ",\n".join(json.dumps(storable(_plain(comparison)), allow_nan=False) for comparison in comparisons)
     skipped = json.dumps([{"folder": folder, "reason": reason} for folder, reason in found.skipped])
     where = json.dumps(found.where)
     return f'{{"schema": {SCHEMA_VERSION},\n"where": {where},\n"comparisons": [\n{lines}\n],\n"skipped": {skipped}}}\n'

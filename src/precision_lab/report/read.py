@@ -130,7 +130,7 @@ def _result_folders(folders: list[Path]) -> Iterator[tuple[str, str, str]]:
             continue
         file = next((name for name in (RESULT, BENCHMARK) if name in inside), "")
         if file:
-            yield folder, file, "" if inside[file].is_file() else f"{file} is not a file"
+            yield folder, file, "" if os.path.isfile(inside[file].path) else f"{file} is not a file"
         elif "status.json" in inside:
             yield folder, "", "no result yet: still running, or killed"
         else:

@@ -144,6 +144,8 @@ class _Running:
             return False
         with suppress(OSError):
             self.process.stdin.close()
+        folders.open_log(job.folder).close()  # OSError where it is a pipe or a folder
+        self._found = folders.read_status(job.folder)
         self._judge(code)
         return True
 
