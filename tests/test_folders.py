@@ -299,6 +299,27 @@ def test_a_data_worker_that_outlives_its_run_holds_nothing(tmp_path, held):
     assert attempt(tmp_path, Rerun.never) is None
 
 
+def test_whether_a_folder_is_held_is_told_and_changes_nothing(tmp_path, held):
+    assert not folders.held(tmp_path / "none")
+    process, _ = held(tmp_path / "job")
+    before = contents(tmp_path)
+    for _ in range(2):
+        assert folders.held(tmp_path / "job")
+    with pytest.raises(Busy):
+        claim(tmp_path / "job", Rerun.all, HERE)
+    assert contents(tmp_path) == before
+    process.kill()
+    process.wait()
+    assert not folders.held(tmp_path / "job")
+    assert contents(tmp_path) == before
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo])
+def test_a_log_that_is_no_file_is_held_by_nobody(tmp_path, make):
+    make(tmp_path / "train.log")
+    assert not folders.held(tmp_path)
+
+
 def test_a_finished_job_can_be_claimed_again_after_it_was_looked_at(tmp_path):
     write(tmp_path, status={"status": "completed"}, result={"fingerprint": HERE})
     assert claim(tmp_path, Rerun.never, HERE) == Claim(tmp_path, None, "completed")

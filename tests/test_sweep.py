@@ -442,6 +442,32 @@ def test_a_stopped_sweep_ends_its_job_and_says_what_is_left(tmp_path, number, co
     assert err == ""
 
 
+def test_a_job_that_is_still_run_by_a_killed_sweep_is_waited_for_and_taken_up(tmp_path):
+    """Its process is in the middle of a long step, and cannot yet see that the sweep is gone."""
+    script, order = tmp_path / "long", tmp_path / "order"
+    script.write_text(f"#!/bin/sh\ntouch {tmp_path}/begun\nwhile [ ! -e {tmp_path}/go ]; do sleep 0.05; done\n")
+    script.chmod(0o755)
+    order.write_text(f"run {script}")
+    words = [*OWN, "model._target_=jobs.Spoiler", f"+model.order={order}", "+model.step=3", "precision=fp32"]
+    killed = start(tmp_path, *words, "seed=0,1")
+    wait_for((tmp_path / "begun").exists)
+    os.kill(killed.pid, signal.SIGKILL)
+    (pid,) = pids(tmp_path).values()
+    again = start(tmp_path, *words, "seed=0,1")
+    said = iter(again.stdout.readline, "")
+    line = next((line for line in said if line.startswith("waiting for ")), "")
+    assert re.fullmatch(rf"waiting for 1 job that is run elsewhere \(pid {pid} on .+ since \d\d:\d\d\)\n", line)
+    assert sorted(states(tmp_path)) == ["completed", "running"]  # it has gone on with the other one
+    (tmp_path / "go").touch()
+    out, err = again.communicate(timeout=120)
+    assert (again.returncode, err) == (0, ""), out
+    assert states(tmp_path) == ["completed"] * 2
+    for path in jobs_in(tmp_path, "unnamed").values():
+        lines = (path / "metrics.jsonl").read_text().splitlines()
+        assert [json.loads(line)["train/step"] for line in lines] == [2, 4, 6]
+    killed.communicate()
+
+
 # ---- names, places and two at once ------------------------------------------------------------------------
 
 
@@ -462,8 +488,9 @@ def test_the_same_sweep_twice_at_once_shares_the_work(tmp_path, pool):
     assert [done.code for done in both] == [0, 0], [done.out + done.err for done in both]
     assert states(tmp_path) == ["completed", "completed"]
     assert list(tmp_path.rglob("attempts")) == []
-    for done in both:
-        assert not re.search(r"failed|interrupted|are left;", done.out)
+    for done in both:  # what the other one runs is waited for
+        assert not re.search(r"failed|interrupted|are left;|not run", done.out)
+        assert "2 completed" in done.out
     for path in both[0].jobs.values():
         begun = [line for line in (path / "train.log").read_text().splitlines() if re.search(r" INFO .* -> ", line)]
         assert len(begun) == 1  # the other sweep found it taken or finished

@@ -74,6 +74,26 @@ code = launch.run_jobs(jobs, [{}], View(jobs, [], console=Console(file=io.String
 print(json.dumps([[job.status, job.reason] for job in jobs]))
 sys.exit(code)
 """
+# Takes the log's lock as a run does, and says so where it cannot.
+LOCKS = f"""
+import fcntl
+(here / "tries").open("a").write("x")
+log = (here / "train.log").open("a")
+try:
+    fcntl.lockf(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
+except BlockingIOError:
+    print("fp32: mlp{BUSY}pid 7 on node3 since 14:02 -> /x")
+    sys.exit(0)
+status("completed")
+"""
+HOLDER = """
+import fcntl, sys, time
+log = open(sys.argv[1] + "/train.log", "a")
+fcntl.lockf(log, fcntl.LOCK_EX)
+print(flush=True)
+time.sleep(60)
+"""
+HERE = {"device": "cpu"}
 COMPLETED = "status('completed')"
 # writes down the signal that comes first, and ends as a run does
 STOPPABLE = """
@@ -100,6 +120,7 @@ time.sleep(30)
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     monkeypatch.setattr(launch, "POLL_S", 0.01)
+    monkeypatch.setattr(launch, "LOOK_S", 0.02)
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))
 
 
@@ -129,7 +150,7 @@ def stands(jobs):
 
 
 def write_status(folder, status, **more):
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / "status.json").write_text(json.dumps({"status": status, "pid": 1, "updated": time.time() + 99, **more}))
 
 
@@ -167,6 +188,28 @@ def lead(tmp_path):
         process.communicate()
 
 
+@pytest.fixture
+def held():
+    """Starts a process that holds a job's folder; returns a function that makes it let go."""
+    started = []
+
+    def hold(folder):
+        folder.mkdir(exist_ok=True)
+        started.append(subprocess.Popen([sys.executable, "-c", HOLDER, folder], stdout=subprocess.PIPE))
+        started[-1].stdout.readline()
+        return started[-1].kill
+
+    yield hold
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def write_end(folder, status, fingerprint=HERE, **more):
+    write_status(folder, status, **more)
+    (folder / "result.json").write_text(json.dumps({"fingerprint": fingerprint}))
+
+
 # --- statuses and exit codes -----------------------------------------------------------------
 
 
@@ -189,7 +232,7 @@ def test_jobs_run_one_after_the_other_and_stand_as_they_wrote(tmp_path):
 @pytest.mark.parametrize(
     ("statuses", "code"),
     [
-        (("completed", "diverged", "out_of_memory", "unsupported", "same", "elsewhere", "checked"), 0),
+        (("completed", "diverged", "out_of_memory", "unsupported", "same", "checked"), 0),
         (("unsupported", "unsupported"), 0),
         (("completed", "failed"), 1),
         (("completed", "interrupted"), 1),
@@ -286,33 +329,125 @@ def test_what_a_job_prints_goes_to_the_end_of_its_log(tmp_path):
     assert (jobs[0].folder / "train.log").read_text() == "before\nout\nerr\n"
 
 
-@pytest.mark.parametrize(
-    ("status", "now", "before"), [("running", "elsewhere", False), ("completed", "completed", True)]
-)
-def test_what_another_process_does_or_did_is_left_to_it(tmp_path, status, now, before):
-    jobs = jobs_of(tmp_path, "pass")  # its process found the folder held, or finished
-    write_status(jobs[0].folder, status, reason="theirs")
+def test_what_another_process_did_is_left_as_it_is(tmp_path):
+    jobs = jobs_of(tmp_path, "pass")  # its process found the folder finished
+    write_status(jobs[0].folder, "completed", reason="theirs")
     assert run_all(jobs) == 0
-    assert (jobs[0].status, jobs[0].reason, jobs[0].before) == (now, "theirs", before)  # one that runs is no run before
+    assert (jobs[0].status, jobs[0].reason, jobs[0].before) == ("completed", "theirs", True)
 
 
-@pytest.mark.parametrize("left", [None, "interrupted", "running", "failed"])
-def test_a_job_that_another_process_has_only_just_taken_is_no_failure(tmp_path, left):
-    """What its folder says is an earlier attempt's, or nothing yet."""
-    jobs = jobs_of(
-        tmp_path, "print('fp32: mlp{}pid 7 on node3 since 14:02 -> {}')".format(BUSY, "/x"), rerun=Rerun.failed
-    )
-    if left:
-        write_status(jobs[0].folder, left)
-    assert run_all(jobs) == 0
-    assert stands(jobs) == [("elsewhere", "pid 7 on node3 since 14:02")]
-
-
-def test_who_runs_a_job_elsewhere_is_named(tmp_path):
+@pytest.mark.parametrize("status", ["running", "interrupted"])
+def test_without_a_word_a_job_that_nobody_runs_has_failed(tmp_path, status):
     jobs = jobs_of(tmp_path, "pass")
-    write_status(jobs[0].folder, "running", host="node3", started=time.time())
+    write_status(jobs[0].folder, status)
+    assert run_all(jobs) == 1
+    assert stands(jobs) == [("failed", "ended with exit code 0 and without a result")]
+
+
+# --- run elsewhere ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rerun", Rerun)
+@pytest.mark.parametrize(("status", "code"), [("completed", 0), ("diverged", 0), ("failed", 1)])
+def test_what_another_process_brings_to_its_end_is_not_run_again(tmp_path, held, status, code, rerun):
+    jobs = jobs_of(tmp_path, LOCKS, COMPLETED, rerun=rerun)
+    jobs[0].fingerprint = HERE
+    let_go = held(jobs[0].folder)
+
+    def end():
+        wait_until(lambda: (jobs[0].status, jobs[1].status) == ("elsewhere", "completed"))  # the others go on
+        write_status(jobs[0].folder, "running")
+        time.sleep(0.1)  # looked at several times
+        assert jobs[0].status == "elsewhere"
+        write_end(jobs[0].folder, status, reason="theirs")
+        let_go()
+
+    when(jobs[0].folder / "tries", end)
+    out = io.StringIO()
+    assert run_all(jobs, out=out) == code
+    assert (jobs[0].status, jobs[0].reason, jobs[0].before) == (status, "theirs", True)
+    assert (jobs[0].folder / "tries").read_text() == "x"
+    assert out.getvalue().count("waiting for 1 job that is run elsewhere (pid 7 on node3 since 14:02)\n") == 1
+    assert re.findall(r"^\[\d/2\] job\d", out.getvalue(), re.MULTILINE) == ["[1/2] job1", "[2/2] job0"]
+
+
+@pytest.mark.parametrize("left", [None, "running", "interrupted", "failed"])
+def test_what_another_process_leaves_without_an_end_is_run(tmp_path, held, left):
+    """An end that was there before, and is to be run again, is none; the folder may even be gone."""
+    jobs = jobs_of(tmp_path, COMPLETED, LOCKS, rerun=Rerun.failed)
+    jobs[1].fingerprint = HERE
+    let_go = held(jobs[1].folder)
+    if left:
+        write_end(jobs[1].folder, left)
+    when(jobs[1].folder / "tries", lambda: (wait_until(lambda: jobs[1].status == "elsewhere"), let_go()))
     assert run_all(jobs) == 0
-    assert re.fullmatch(r"run by pid 1 on node3 since \d\d:\d\d", jobs[0].reason)
+    assert [(one.status, one.before) for one in jobs] == [("completed", False)] * 2
+    assert (jobs[1].folder / "tries").read_text() == "xx"
+
+
+def test_an_end_on_other_hardware_is_for_the_job_s_own_process_to_judge(tmp_path, held):
+    jobs = jobs_of(tmp_path, LOCKS)
+    jobs[0].fingerprint = HERE
+    let_go = held(jobs[0].folder)
+
+    def end():
+        wait_until(lambda: jobs[0].status == "elsewhere")
+        write_end(jobs[0].folder, "completed", {"device": "cuda"})
+        let_go()
+
+    when(jobs[0].folder / "tries", end)
+    assert run_all(jobs) == 0
+    assert (jobs[0].folder / "tries").read_text() == "xx"
+
+
+def test_a_signal_ends_the_waiting(tmp_path, held):
+    jobs = jobs_of(tmp_path, LOCKS, "pass")  # the second one's word is lost, as on a full disk
+    for one in jobs:
+        held(one.folder)
+    write_status(jobs[1].folder, "running", host="node3", started=time.time())
+
+    def stop():
+        wait_until(lambda: [one.status for one in jobs] == ["elsewhere"] * 2)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    when(jobs[0].folder / "tries", stop)
+    assert run_all(jobs) == 143
+    assert stands(jobs)[0] == ("not run", "left to pid 7 on node3 since 14:02")
+    assert jobs[1].status == "not run"
+    assert re.fullmatch(r"left to pid 1 on node3 since \d\d:\d\d", jobs[1].reason)
+
+
+@pytest.mark.parametrize("first", ["elsewhere", "failed"])
+def test_with_on_error_stop_nothing_is_waited_for_after_a_failure(tmp_path, held, first):
+    go = "wait_for(here.parent / 'go')\n"
+    codes = (LOCKS, go + "sys.exit('no')") if first == "elsewhere" else (go + LOCKS, "sys.exit('no')")
+    jobs = jobs_of(tmp_path, *codes, on_error=OnError.stop)
+    held(jobs[0].folder)
+
+    def second():
+        wait_until(lambda: first in [one.status for one in jobs])
+        (tmp_path / "go").touch()
+
+    when(jobs[1].folder, second)
+    assert run_all(jobs, places=2) == 1
+    assert stands(jobs) == [("not run", "left to pid 7 on node3 since 14:02"), ("failed", "no")]
+
+
+def test_a_failure_elsewhere_stops_as_one_here_does(tmp_path, held):
+    jobs = jobs_of(tmp_path, LOCKS, "wait_for(here.parent / 'go'); status('completed')", LOCKS, on_error=OnError.stop)
+    jobs[0].fingerprint = HERE
+    let_go = held(jobs[0].folder)
+
+    def end():
+        wait_until(lambda: jobs[0].status == "elsewhere")
+        write_end(jobs[0].folder, "failed", reason="theirs")
+        let_go()
+        wait_until(lambda: jobs[0].status == "failed")
+        (tmp_path / "go").touch()
+
+    when(jobs[0].folder / "tries", end)
+    assert run_all(jobs) == 1
+    assert [one.status for one in jobs] == ["failed", "completed", "not run"]
 
 
 @pytest.mark.parametrize("rerun", Rerun)

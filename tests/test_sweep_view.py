@@ -300,6 +300,21 @@ def test_elsewhere_each_end_is_a_line_and_nothing_moves_the_cursor(tmp_path, at_
     assert said(view) == "[1/3] seed=0: completed: step 400, 1.421 ms a step, val loss 0.1143\n"  # not broken at 40
 
 
+@pytest.mark.parametrize(("count", "words"), [(1, "1 job that is"), (2, "2 jobs that are")])
+def test_jobs_that_are_run_elsewhere_are_in_the_table_or_else_in_a_line(tmp_path, at_once, count, words):
+    for terminal in (False, True):
+        jobs = many(tmp_path, 30)
+        for number in range(count):
+            jobs[number].status, jobs[number].reason = "elsewhere", f"pid {number}"
+        view = View(jobs, [], console=console(80, 12, terminal=terminal))
+        view.waits_for(jobs[:count])
+        who = "; ".join(f"pid {number}" for number in range(count))
+        assert said(view) == ("" if terminal else f"waiting for {words} run elsewhere ({who})\n")
+    assert re.search(r"seed=0 +elsewhere", shown_at(view))
+    jobs[20].status = "running"
+    assert re.search(r"seed=20 +running", shown_at(View(jobs, [], console=console(80, 12, terminal=True))))
+
+
 # --- once ------------------------------------------------------------------------------------
 
 

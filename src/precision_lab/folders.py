@@ -205,6 +205,19 @@ def _lock(log: TextIO) -> None:
         raise InputError(f"{log.name} cannot be locked ({error.strerror}); set paths.outputs.") from error
 
 
+def held(folder: Path) -> bool:
+    """Whether another process runs the job. Not for a process that holds the folder: its lock goes by asking."""
+    path = folder / LOG
+    if not path.is_file():
+        return False
+    with suppress(OSError), path.open("rb") as log:  # closing it drops every lock that this process has on the file
+        try:
+            fcntl.lockf(log, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):
+            return True
+    return False  # or it cannot be asked: whoever claims it next says so
+
+
 def set_aside(folder: Path) -> None:
     """Move an earlier attempt's files to `attempts/<n>`; the log is continued. Raises CannotWrite."""
     attempts = folder / "attempts"

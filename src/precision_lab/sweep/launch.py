@@ -15,6 +15,7 @@ from pathlib import Path
 
 from precision_lab import folders
 from precision_lab.config import ROOT, OnError, Rerun
+from precision_lab.errors import InputError
 from precision_lab.stops import STOP_SIGNALS, handled_by
 from precision_lab.sweep.child import Order
 from precision_lab.sweep.plan import Job
@@ -23,6 +24,7 @@ from precision_lab.terminal import BUSY, CHECK_FILE, CHECKED
 
 CHILD = [sys.executable, "-P", "-c", "from precision_lab.sweep.child import main; main()"]
 POLL_S = 0.1
+LOOK_S = 1.0  # between two looks at the jobs that are run elsewhere
 PROBE_BYTES = 4096  # of one block, that a disk with room takes
 PATIENCE_S = 60  # that a job gets to end after a signal, before it is killed
 
@@ -38,6 +40,7 @@ def places_for(gpus: tuple[int, ...]) -> list[dict[str, str]]:
 def run_jobs(jobs: list[Job], places: list[dict[str, str]], view: View, child: list[str] = CHILD) -> int:
     """Run the jobs that wait, in their order, one at a time in each place; return the sweep's exit code.
 
+    A job that another process is running is waited for, and run if that one leaves it without an end.
     0: every job has a result or was skipped as asked; 1: one failed or is left; 130 or 143: interrupted.
     """
     arrived: list[int] = []  # noted, the first one first; they interrupt nothing here
@@ -50,7 +53,7 @@ def run_jobs(jobs: list[Job], places: list[dict[str, str]], view: View, child: l
         signal.signal(signal.SIGUSR1, before)
     if arrived:
         return 130 if arrived[0] == signal.SIGINT else 143
-    fine = (*folders.RESULTS, "unsupported", "same", "elsewhere", "checked")
+    fine = (*folders.RESULTS, "unsupported", "same", "checked")
     return 0 if all(job.status in fine for job in jobs) else 1
 
 
@@ -59,10 +62,12 @@ class _Sweep:
         self.waiting = deque(job for job in jobs if job.status == "waiting")
         self.free, self.view, self.child = list(places), view, child
         self.running: list[_Running] = []
+        self.elsewhere: list[_Running] = []  # ended: they found their folders held by other processes
+        self.look_at, self.waits, self.left = 0.0, False, ""
 
     def to_the_end(self, arrived: list[int]) -> None:
         told = False
-        while self.waiting or self.running:
+        while self.waiting or self.running or self.elsewhere:
             if arrived and not told:
                 told = True
                 self.leave("interrupted before it began")
@@ -73,8 +78,9 @@ class _Sweep:
             self.view.update()
             time.sleep(POLL_S)
             for one in [one for one in self.running if one.ended()]:
-                self.running.remove(one)
-                self.ended(one.job, one.place)
+                self.ended(one)
+            if self.elsewhere and time.monotonic() >= self.look_at:
+                self.look_elsewhere()
 
     def ask_for_checkpoints(self) -> None:
         """A signal's handler: SIGUSR1 stops no job."""
@@ -86,18 +92,48 @@ class _Sweep:
             self.running.append(_Running(job, place, self.child))
         except OSError as error:  # the folder, or no process
             job.status, job.reason = "failed", f"could not be started ({error.strerror}: {error.filename})"
-            self.ended(job, place)
+            self.free.append(place)
+            self.settle(job)
 
-    def ended(self, job: Job, place: dict[str, str]) -> None:
-        self.free.append(place)
+    def ended(self, one: "_Running") -> None:
+        self.running.remove(one)
+        self.free.append(one.place)
+        if one.job.status != "elsewhere":
+            self.settle(one.job)
+            return
+        self.elsewhere.append(one)
+        if self.left:
+            self.leave(self.left)
+
+    def look_elsewhere(self) -> None:
+        """Take a job that nobody runs any more: as it stands if it came to its end, else it waits to be run."""
+        one = next((one for one in self.elsewhere if not folders.held(one.job.folder)), None)
+        if one:
+            self.elsewhere.remove(one)
+            if one.ended_elsewhere():
+                self.settle(one.job)
+            else:
+                one.job.status, one.job.reason = "waiting", ""
+                self.waiting.append(one.job)
+            return
+        self.look_at = time.monotonic() + LOOK_S
+        if not (self.waiting or self.running or self.waits):
+            self.waits = True
+            self.view.waits_for([one.job for one in self.elsewhere])
+
+    def settle(self, job: Job) -> None:
         self.view.ended(job)
         if job.status == "failed" and job.asked.on_error is OnError.stop:
             self.leave("an earlier job failed, and on_error=stop")
 
     def leave(self, reason: str) -> None:
+        self.left = reason
         for job in self.waiting:
             job.status, job.reason = "not run", reason
+        for one in self.elsewhere:
+            one.job.status, one.job.reason = "not run", f"left to {one.job.reason}"
         self.waiting.clear()
+        self.elsewhere.clear()
 
 
 class _Running:
@@ -108,6 +144,8 @@ class _Running:
         self.began, self._kill_at, self._stopped = time.time(), float("inf"), False
         self._log = job.folder / folders.LOG
         job.folder.mkdir(parents=True, exist_ok=True)
+        folders.open_log(job.folder).close()  # OSError where it is a pipe or a folder
+        self._found = folders.read_status(job.folder)
         with self._log.open("ab") as log:
             self._log_start = log.tell()
             self.process = subprocess.Popen(
@@ -130,7 +168,7 @@ class _Running:
 
     def ask_for_a_checkpoint(self) -> None:
         """Hand SIGUSR1 on to a job that has begun: one that is still loading has nothing to save, and no handler."""
-        told = folders.read_json(self.job.folder / "status.json")
+        told = folders.read_status(self.job.folder)
         if told.get("pid") == self.process.pid and told.get("status") == "running":
             self.process.send_signal(signal.SIGUSR1)
 
@@ -144,17 +182,31 @@ class _Running:
             return False
         with suppress(OSError):
             self.process.stdin.close()
-        folders.open_log(job.folder).close()  # OSError where it is a pipe or a folder
-        self._found = folders.read_status(job.folder)
         self._judge(code)
         return True
 
+    def ended_elsewhere(self) -> bool:
+        """Whether the process that held the folder brought the job to its end; then it stands as that one left it.
+
+        So with any `rerun`, which is about ends that were there before.
+        """
+        job, told = self.job, folders.read_status(self.job.folder)
+        try:
+            status = folders.finished(job.folder, Rerun.never, job.fingerprint)
+        except InputError:  # on other hardware: the job's next process says so, or runs it
+            return False
+        if status is None or told == self._found:
+            return False
+        job.status, job.reason, job.before = status, told.get("reason") or "", True
+        return True
+
     def _judge(self, code: int) -> None:
-        job, told = self.job, folders.read_json(self.job.folder / "status.json")
+        job, told = self.job, folders.read_status(self.job.folder)
         status, reason = told.get("status"), told.get("reason") or ""
         own = told.get("pid") == self.process.pid and told.get("updated", 0) >= self.began
         left_alone = code == 0 or (code == 1 and status == "failed" and job.asked.rerun is Rerun.never)
         busy = self._busy() if code == 0 else ""
+        held = code == 0 and status == "running" and folders.held(job.folder)  # it may be said in a log that is full
         if own and code == 1 and status == "interrupted":  # a file could not be written
             job.status, job.reason = "failed", reason
         elif own and status != "running":
@@ -162,11 +214,9 @@ class _Running:
         elif code == 0 and job.asked.check and any(line.endswith(CHECKED) for line in self._said()):
             job.status = "checked"
             job.reason = folders.read_json(job.folder / CHECK_FILE).get("out_of_memory") or ""
-        elif not own and (
-            status == "running" and code == 0 or busy and status not in folders.FINISHED[job.asked.rerun]
-        ):
-            job.status, job.reason = "elsewhere", reason or busy or f"run by {folders.owner(job.folder)}"
-        elif status and not own and left_alone:  # two sweeps share their jobs
+        elif not own and (held or busy and status not in folders.FINISHED[job.asked.rerun]):
+            job.status, job.reason, job.seconds = "elsewhere", busy or folders.owner(job.folder), None
+        elif status in folders.FINISHED[Rerun.never] and not own and left_alone:  # two sweeps share their jobs
             job.status, job.reason, job.before = status, reason, True
         elif self._stopped or code in (130, 143, *(-number for number in STOP_SIGNALS)):
             job.status = "interrupted"

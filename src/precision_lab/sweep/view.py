@@ -75,10 +75,16 @@ class View:
     def ended(self, job: Job) -> None:
         """A line for a job that has ended: a failed one's always, the others' where no table tells."""
         if job.status in ("failed", "interrupted") or not self._live:
-            done = sum(one.status not in ("waiting", "running") for one in self.jobs)
+            done = sum(one.status not in ("waiting", "running", "elsewhere") for one in self.jobs)
             self.say(f"[{done}/{len(self.jobs)}] {job.title}: {sentence(job)}")
             self._told.append(job)
         self._shown = 0.0
+
+    def waits_for(self, jobs: list[Job]) -> None:
+        """A line for jobs that are run elsewhere, when there is nothing else to do and no table tells."""
+        if not self._live:
+            what = "1 job that is" if len(jobs) == 1 else f"{len(jobs)} jobs that are"
+            self.say(f"waiting for {what} run elsewhere ({'; '.join(dict.fromkeys(job.reason for job in jobs))})")
 
     def summary(self) -> None:
         """The table of all jobs, why one has no result, and what is left."""
@@ -121,7 +127,9 @@ class View:
 
     def _that_fits(self) -> Table:
         """The jobs around the one that runs, as many as the terminal has rows for: a title may take several."""
-        now = next((n for n, job in enumerate(self.jobs) if job.status in ("running", "waiting")), len(self.jobs))
+        at_work = [n for n, job in enumerate(self.jobs) if job.status in ("running", "waiting")]
+        at_work += [n for n, job in enumerate(self.jobs) if job.status == "elsewhere"]
+        now = at_work[0] if at_work else len(self.jobs)
         room = max(1, min(len(self.jobs), self._console.height - 3))
         while True:
             start = max(0, min(now - room // 2, len(self.jobs) - room))
