@@ -13,6 +13,7 @@ from precision_lab import run as run_module
 from precision_lab.assemble import assemble, resolve
 from precision_lab.check import check, look
 from precision_lab.config import ROOT, compose
+from precision_lab.errors import InputError
 from precision_lab.terminal import CHECK_FILE, CHECKED, GIB
 from test_fitting import OWN
 
@@ -85,9 +86,10 @@ def test_what_would_run_out_of_memory_says_what_fits(capsys):
     assert "of memory at the peak" not in out
 
 
-def test_a_model_that_breaks_is_told_as_it_is():
+def test_a_model_that_breaks_is_told_with_its_place():
     words = [*OWN, "model._target_=own_code.mine.Raises", "trainer.batch_size=8", *FIXED]
-    with pytest.raises(ValueError, match="the third gear is missing"):
+    sentence = r"^A step raised ValueError: the third gear is missing \(.*mine\.py, line \d+\)\.$"
+    with pytest.raises(InputError, match=sentence):
         check(compose(words))
 
 

@@ -8,6 +8,7 @@ import dataclasses
 import json
 import statistics
 import time
+import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 from precision_lab import hardware, identity
 from precision_lab.assemble import Assembly, Resolved, assemble, make_trainer, resolve, training_batches
 from precision_lab.config import Config
+from precision_lab.errors import InputError
 from precision_lab.fitting import OutOfMemory, OverBudget, budget_of
 from precision_lab.inspection import checkpoint_bytes, measured_step, step_peak
 from precision_lab.terminal import CHECK_FILE, CHECKED, size
@@ -63,8 +65,12 @@ def look(ready: Assembly, resolved: Resolved) -> Outlook:
     try:
         _take_steps(trainer, ready, seen)
     except Exception as error:
-        if not hardware.is_out_of_memory(error):
+        if isinstance(error, InputError):
             raise
+        if not hardware.is_out_of_memory(error):
+            where, said = traceback.extract_tb(error.__traceback__)[-1], str(error).partition("\n")[0]
+            place = f"{where.filename}, line {where.lineno}"
+            raise InputError(f"A step raised {type(error).__name__}: {said} ({place}).") from error
         lost = OutOfMemory.told_by(error, trainer, resolved)
     else:
         return Outlook(**seen)

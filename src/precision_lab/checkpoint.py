@@ -174,7 +174,7 @@ def _refuse_what_is_not_plain(value: Any, where: str = "") -> None:
 
 def model_state(model: nn.Module) -> dict[str, dict[str, Any]]:
     """Parameters, all buffers and what modules keep as extra state."""
-    model = _plain(model)
+    model = uncompiled(model)
     extra = {name: value for name, value in model.state_dict().items() if name.endswith("_extra_state")}
     return {
         "parameters": dict(model.named_parameters(remove_duplicate=False)),
@@ -185,7 +185,7 @@ def model_state(model: nn.Module) -> dict[str, dict[str, Any]]:
 
 def load_model(model: nn.Module, state: dict[str, dict[str, Any]]) -> None:
     """Put a `model_state` back, bit by bit. InputError where the model has other parameters."""
-    model = _plain(model)
+    model = uncompiled(model)
     parameters = dict(model.named_parameters(remove_duplicate=False))
     _check_same(parameters, state["parameters"])
     device = next(iter(parameters.values())).device
@@ -214,8 +214,9 @@ def _same_kind(here: Tensor, saved: Tensor) -> bool:
     return whole and here.shape == saved.shape and here.dtype is saved.dtype
 
 
-def _plain(model: nn.Module) -> nn.Module:
-    return getattr(model, "_orig_mod", model)  # of a compiled one
+def uncompiled(model: nn.Module) -> nn.Module:
+    """The module itself that torch.compile has wrapped, or what is not compiled."""
+    return getattr(model, "_orig_mod", model)
 
 
 def _check_same(parameters: dict[str, Tensor], saved: dict[str, Tensor]) -> None:

@@ -15,7 +15,7 @@ from precision_lab.open_sets import NAMES
 PACKAGE = Path(__file__).parent
 OURS = PACKAGE.name
 # What no result of a run depends on.
-NOT_TRAINING = ("report", "sweep", "benchmark", "torture.py")
+NOT_TRAINING = ("report", "sweep", "benchmark", "torture.py", "replay.py", "run_folder.py", "check.py")
 KNOWN_BY_VERSION = ("torch", "torchvision")
 
 

@@ -28,9 +28,14 @@ class Meter:
         mark: Callable[[], Any] | None = None,
         elapsed_ms: Callable[[Any, Any], float] | None = None,
         clock: Callable[[], float] = time.perf_counter,
+        untimed_steps: int = 0,
     ):
-        """`mark`, `elapsed_ms` and `clock` (seconds) are the device's own unless a test brings its clock."""
-        self._device, self._warmup, self._clock = device, warmup_steps, clock
+        """`untimed_steps` at the start count in no time at all, since an instrument is on them.
+
+        `mark`, `elapsed_ms` and `clock` (seconds) are the device's own unless a test brings its clock.
+        """
+        self._device, self._clock = device, clock
+        self._warmup, self._untimed = max(warmup_steps, untimed_steps), untimed_steps
         self._mark, self._elapsed_ms = (mark, elapsed_ms) if mark else timer(device)
         self._marks: list[Any] = []
         self._waits_ms: list[float] = []
@@ -38,7 +43,7 @@ class Meter:
         self._samples: list[int] = []
         self._steps = 0
         self.step_ms: list[float] = []
-        self.train_s = 0.0  # of all windows, warm-up steps included
+        self.train_s = 0.0  # of all windows, warm-up steps included, untimed ones not
         self._measured_wait_ms = 0.0
         self._measured_samples = 0
         self._peaks: dict[str, int] = {}
@@ -69,13 +74,14 @@ class Meter:
 
     def close(self) -> list[float]:
         """Close the window and return the time of each of its measured steps in ms."""
-        first = max(0, self._warmup - (self._steps - len(self._samples)))
+        before = self._steps - len(self._samples)
+        first = max(0, self._warmup - before)
         if len(self._marks) > 1:
             synchronize(self._device)  # not the last event, which is waited for when it is read
         of_all = [self._elapsed_ms(a, b) for a, b in pairwise(self._marks)]
         times = of_all[first:]
         self.step_ms += times
-        self.train_s += sum(of_all) / 1e3
+        self.train_s += sum(of_all[max(0, self._untimed - before) :]) / 1e3
         self._measured_wait_ms += sum(self._waits_ms[first:])
         self._measured_samples += sum(self._samples[first:])
         if times:

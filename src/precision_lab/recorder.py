@@ -154,6 +154,15 @@ class Recorder:
             bad = {name: float(value) for name, value in line.pop("nonfinite", {}).items()}
             yield line | bad
 
+    def best(self, before: Mapping[str, float | None], values: Mapping[str, float]) -> dict[str, float | None]:
+        """The best finite values of validation up to now."""
+        best = dict(before)
+        for name, value in values.items():
+            better = self.metrics[name].better
+            if name.startswith("val/") and better and math.isfinite(value):
+                best[name] = (min if better == "lower" else max)(value, best.get(name, value))
+        return best
+
     def result(self, final: Mapping[str, float | None], best: Mapping[str, float | None], **parts: Any) -> None:
         """Write result.json: all that a comparison table needs.
 

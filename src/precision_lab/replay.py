@@ -17,12 +17,12 @@ from torch.utils._pytree import tree_leaves
 
 from precision_lab.assemble import Assembly, Resolved, assemble, make_trainer, resolve, training_batches
 from precision_lab.batches import TrainBatches
-from precision_lab.checkpoint import step_of, written_in
+from precision_lab.checkpoint import step_of, uncompiled, written_in
 from precision_lab.code import code_of
 from precision_lab.config import Config, DeviceType
 from precision_lab.environment import environment_of
 from precision_lab.errors import InputError
-from precision_lab.folders import read_json
+from precision_lab.folders import read_json, read_status
 from precision_lab.resume import about, changes, state_to_go_on_from
 from precision_lab.run_folder import log_points
 from precision_lab.seeds import derive, restore_generators, seed_globals
@@ -66,8 +66,8 @@ def replay(folder: Path, asked: Config, first: int, last: int) -> Replay:
     """
     resolved = resolve(_as_it_was(folder, asked))
     ready = assemble(resolved)
-    if first > ready.total_steps:
-        raise InputError(f"step={first} is beyond the end of the run, which has {ready.total_steps} steps.")
+    if not first <= last <= ready.total_steps:
+        raise InputError(f"step={last} is beyond the end of the run, which has {ready.total_steps} steps.")
     trainer, batches, notes = _taken_up(folder, resolved, ready, first)
     recorded = {line["train/step"]: line.get("train/loss") for line in log_points(folder)}
     began, compared, differs_from = trainer.done, 0, None
@@ -86,7 +86,7 @@ def replay(folder: Path, asked: Config, first: int, last: int) -> Replay:
 
 def _as_it_was(folder: Path, asked: Config) -> Config:
     """The config with the device that `auto` stood for, and its threads."""
-    made_on = read_json(folder / "environment.json").get("fingerprint") or {}
+    made_on = _part(read_json(folder / "environment.json"), "fingerprint")
     kind, threads = made_on.get("device"), made_on.get("threads")
     device = asked.device
     if kind in DeviceType.__members__:
@@ -99,23 +99,36 @@ def _as_it_was(folder: Path, asked: Config) -> Config:
 def _taken_up(folder: Path, resolved: Resolved, ready: Assembly, step: int) -> tuple[Trainer, TrainBatches, list[str]]:
     trainer, batches = make_trainer(ready), training_batches(ready)
     seed_globals(derive(ready.asked.seed, "dropout"))
-    now = about(ready.asked, environment_of(resolved.device) | {"code": code_of(ready.asked)}, [])
+    now = about(ready.asked, environment_of(resolved.device) | {"code": code_of(ready.asked)}, [], ready.hashes)
     was = read_json(folder / "environment.json")
     paths = [path for path in written_in(folder) if step_of(path) < step]
     state, notes = None, []
     if paths:
         try:
             state, notes, problems = state_to_go_on_from(folder, now, paths)
+            trainer.load_state(state["trainer"])
             notes += problems
         except InputError as error:
             notes = [f"no checkpoint can be used: {error}"]
     if state:
-        trainer.load_state(state["trainer"])
         batches = training_batches(ready, state["batches"])
         restore_generators(state["generators"], trainer.policy.device.type)
-    elif {"fingerprint", "code", "versions"} <= set(was):
-        notes += changes({**was, "torch": was["versions"].get("torch")}, now)
-    return trainer, batches, [*resolved.notes, *notes]
+    else:
+        then = {key: _part(was, key) for key in ("fingerprint", "code")}
+        notes += changes({**then, "torch": _part(was, "versions").get("torch")}, now) if all(then.values()) else []
+    return trainer, batches, [*resolved.notes, *_how_it_ended(folder, step), *notes]
+
+
+def _how_it_ended(folder: Path, step: int) -> list[str]:
+    told = read_status(folder)
+    reason = f" ({told['reason']})" if told.get("reason") else ""
+    past = isinstance(told.get("step"), int) and told["step"] < step
+    return [f"the run itself ended after step {told['step']}, {told.get('status')}{reason}"] if past else []
+
+
+def _part(values: dict[str, Any], key: str) -> dict[str, Any]:
+    value = values.get(key)
+    return value if isinstance(value, dict) else {}
 
 
 def _take(trainer: Trainer, batches: TrainBatches, total_steps: int, looked_at: bool) -> Look | None:
@@ -134,7 +147,7 @@ def _take(trainer: Trainer, batches: TrainBatches, total_steps: int, looked_at: 
             yield batch
 
     model = trainer.model
-    trainer.model = getattr(model, "_orig_mod", model)  # a compiled model has no modules to look at
+    trainer.model = uncompiled(model)  # a compiled one has no modules to look at
     try:
         with _watching(trainer.model, found):
             trainer.step(noted())
@@ -189,7 +202,7 @@ def _watching(model: nn.Module, found: list[str]) -> Iterator[None]:
 
 
 def _nonfinite(tensor: Tensor) -> str:
-    """`3 of 4,096 values are inf, 1 nan, in float16`; empty if all are finite."""
+    """`3 inf and 1 nan of 4,096 values in float16`; empty if all are finite."""
     if not tensor.is_floating_point() or tensor.layout != torch.strided:
         return ""
     infinite, nans = int(tensor.isinf().sum()), int(tensor.isnan().sum())

@@ -15,6 +15,7 @@ from precision_lab.recorder import hash_of
 from precision_lab.redaction import redact
 
 SHOWN = 3  # keys that differ
+PARTS = ("about", "trainer", "batches", "meter", "generators", "run")
 
 
 def about(
@@ -53,10 +54,13 @@ def state_to_go_on_from(
             problems.append(str(error))
         except (KeyError, TypeError, AttributeError) as error:
             problems.append(f"{path} is no checkpoint of a run: it lacks {error}.")
-    raise InputError(" ".join(problems) or f"{folder} holds no checkpoint.")
+    older = f" Nor can any of {len(problems) - 1} older ones be used." if len(problems) > 1 else ""
+    raise InputError(problems[0] + older if problems else f"{folder} holds no checkpoint.")
 
 
 def _check(state: dict[str, Any], path: Path, folder: Path, now: dict[str, Any]) -> None:
+    if lacking := [part for part in PARTS if not isinstance(state.get(part), dict)]:
+        raise InputError(f"{path} is no checkpoint of a run: it lacks {', '.join(lacking)}.")
     saved = state["about"]
     if _major(saved["torch"]) != _major(now["torch"]):
         raise InputError(f"{path} was written by torch {saved['torch']}, and this is torch {now['torch']}.")

@@ -1,6 +1,5 @@
 """One run, start to end: the only module that knows the order of things and owns the run's status."""
 
-import math
 import os
 import sys
 import time
@@ -121,6 +120,7 @@ class _Run:
         self.resumed_at: list[int] = []  # steps done when an attempt went on from a checkpoint
         self.trainer: Trainer | None = None
         self.training = False
+        self.taken_over = False
         self.final: dict[str, float | None] = {}
         self.best: dict[str, float | None] = {}
         self.hashes: dict[str, str] = {}
@@ -161,6 +161,11 @@ class _Run:
             else:
                 status, reason, code = "failed", f"{type(error).__name__}: {first_line}", 1
             log.exception("the run stopped")
+        if not self.taken_over:  # what was stopped can still go on, once what is wrong is mended
+            log.error("not gone on with: %s", reason)
+            if self.mirror:
+                self.mirror.finish(status, redact(reason, self.secrets), {})
+            return code or 1
         if self.lost and self.training:  # out here nothing holds the failed step's tensors
             self.lost = self.lost.with_what_fits(self.trainer, self.ready)
             reason = self.lost.sentence(self.asked.trainer.accumulation)
@@ -177,18 +182,17 @@ class _Run:
         self.goes_on = self.claim.goes_on(self.asked)
         if not self.goes_on:
             folders.set_aside(self.claim.folder)
-        self.recorder.status("running")
+            self._describe()
 
     def _begin(self) -> None:
-        self._describe()
         for note in self.resolved.notes:
             log.info(note)
         log.info("%s -> %s", identity.title(self.asked), self.recorder.folder)
         self.mirror = mirror_of(self.asked, self.resolved.device.type, self.environment, self.secrets)
         ready, self.trainer, self.batches = self.parts or _build(self.resolved)
         self.ready, self.unreadable = ready, ready.workload.data.unreadable
-        measured_steps = hold_to_budget(self.trainer, ready)
-        self.meter = Meter(self.trainer.policy.device, max(measured_steps, self.asked.meter.warmup_steps))
+        untimed = hold_to_budget(self.trainer, ready)
+        self.meter = Meter(self.trainer.policy.device, self.asked.meter.warmup_steps, untimed_steps=untimed)
         seed_globals(derive(self.asked.seed, "dropout"))
         for note in ready.notes:
             log.info(note)
@@ -196,16 +200,18 @@ class _Run:
             optimizer = type(self.trainer.optimizer).__name__
             log.info("%s takes no flag to skip a step by: each step waits for the device", optimizer)
         self.environment |= {"backend_flags": ready.flags, "label_proof": ready.proof}
-        self.recorder.environment(self.environment)
         self.recorder.metrics |= metrics_of(ready.workload.task)
         self.hashes |= ready.hashes
         plan = self.asked.trainer
         self.checkpoints = Checkpoints(self.claim.folder, plan.checkpoint_every, plan.checkpoint_minutes)
         if self.goes_on:
             self._go_on()
-        self.recorder.status("running", total_steps=ready.total_steps)
+        self._describe(total_steps=ready.total_steps)
 
-    def _describe(self) -> None:
+    def _describe(self, **known: int) -> None:
+        """Say in the folder what runs here; from now on it is this attempt's."""
+        self.taken_over = True
+        self.recorder.status("running", **known)
         self.recorder.config(as_values(self.asked))
         self.recorder.environment(self.environment)
 
@@ -222,7 +228,6 @@ class _Run:
                 raise
             log.info("starting over (what was there is kept under attempts/): %s", error)
             folders.set_aside(self.claim.folder)
-            self._describe()
             return
         for problem in problems:
             log.warning("passed over: %s", problem)
@@ -333,7 +338,7 @@ class _Run:
                 self.final |= meter.summary() | {"train/spike_score": self.progress.spikes.score}
                 self.hashes |= {"batches": self.batches.order_hash(), "losses": self.progress.losses.digest()}
             self.training = False
-        self.progress.diverged = self.progress.diverged or self._useless_end()
+        self.progress.end(self.final["val/loss_fp32"])
         if asked.probe.memory and not self.progress.diverged:
             self._measure_memory()
 
@@ -351,19 +356,7 @@ class _Run:
         if self.mirror:
             self.mirror.log({"train/step": self.progress.step, **readings})
         self.final |= readings
-        for name, value in readings.items():
-            better = self.recorder.metrics[name].better
-            if name.startswith("val/") and better and math.isfinite(value):
-                pick = min if better == "lower" else max
-                self.best[name] = pick(value, self.best.get(name, value))
-
-    def _useless_end(self) -> str | None:
-        """Why a run that took all its steps has no result all the same."""
-        if self.progress.skipped_steps == self.progress.step:
-            return f"none of {self.progress.step} steps was finite, so no update was applied"
-        if not math.isfinite(self.final["val/loss_fp32"]):
-            return f"the validation loss is {self.final['val/loss_fp32']} after step {self.progress.step}"
-        return None
+        self.best = self.recorder.best(self.best, readings)
 
     def _all_unreadable(self) -> list[str]:
         return sorted({*self.unreadable_before, *self.unreadable()})

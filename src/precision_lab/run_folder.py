@@ -61,11 +61,11 @@ def nonfinite_step(folder: Path) -> tuple[int, int]:
     told = read_json(folder / "result.json").get("nonfinite")
     told = told if isinstance(told, dict) else {}
     known = told.get("first_loss") or told.get("last_streak_from") or told.get("first_step")
-    if isinstance(known, int):
+    if isinstance(known, int) and known >= 1:
         return known, known
     before = 0
     for line in log_points(folder):
-        if line.get("amp/nonfinite_steps"):
+        if line.get("amp/nonfinite_steps") and line["train/step"] > before:
             return before + 1, line["train/step"]
-        before = line["train/step"]
+        before = max(before, line["train/step"])
     raise InputError(f"{folder} has recorded no non-finite step; name one to look at: step=1 is the first.")

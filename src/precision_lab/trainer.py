@@ -6,6 +6,7 @@ nowhere else: each step leaves its loss, gradient norm and non-finite flag on th
 is all that it takes to go on as if nothing had happened.
 """
 
+import math
 import re
 import statistics
 from collections.abc import Callable, Iterator
@@ -71,6 +72,13 @@ class Progress:
                 f"loss scale {loss_scale:g} fell below precision.min_scale={limits.min_scale:g} by step {self.step}"
             )
 
+    def end(self, val_loss: float) -> None:
+        """See whether a run that took all its steps diverged all the same. `val_loss`: its last one, in float32."""
+        if self.skipped_steps == self.step:
+            self.diverged = self.diverged or f"none of {self.step} steps was finite, so no update was applied"
+        if not math.isfinite(val_loss):
+            self.diverged = self.diverged or f"the validation loss is {val_loss} after step {self.step}"
+
     def _first(self, flags: numpy.ndarray) -> int | None:
         """The number of the first step that is flagged in the window after `step`."""
         return self.step + 1 + int(flags.argmax()) if flags.any() else None
@@ -102,7 +110,9 @@ class Progress:
 
     @classmethod
     def of_state(cls, state: dict[str, Any]) -> "Progress":
-        progress = cls(**(state | {"losses": Chain(state["losses"]), "spikes": Spikes()}))
+        known = {one.name for one in fields(cls)}  # other code may have had others
+        values = state | {"losses": Chain(state["losses"]), "spikes": Spikes()}
+        progress = cls(**{name: value for name, value in values.items() if name in known})
         progress.spikes.load_state(state["spikes"])
         return progress
 
