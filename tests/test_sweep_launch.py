@@ -126,7 +126,7 @@ def quick(monkeypatch):
 
 @cache
 def composed():
-    return config.compose(["precision=fp32", "model=mlp"])
+    return config.compose(["precision=fp32", "model=custom", "model._target_=mine.Net"])  # which may take anything
 
 
 def job(folder, code=COMPLETED, overrides=(), **more):

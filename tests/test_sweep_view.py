@@ -130,11 +130,13 @@ def test_a_line_half_written_is_not_taken_for_a_whole_one(tmp_path, half):
     assert figures(one) in ({}, KNOWN)
 
 
-def test_what_is_not_known_yet_is_left_out(tmp_path):
+def test_what_is_not_known_yet_is_left_out_and_a_nan_is_not(tmp_path):
     assert figures(job(tmp_path, status="running")) == {}
     assert figures(running(tmp_path, lines=())) == {}
     losses = {"train/loss": None, "val/loss_fp32": None, "nonfinite": {"train/loss": "nan"}}
-    assert set(figures(running(tmp_path, lines=[{**LINE, **losses}]))) == {"step", "step_ms", "time"}
+    known = figures(running(tmp_path, lines=[{**LINE, **losses}]))
+    assert set(known) == {"step", "step_ms", "time", "train_loss"}
+    assert known["train_loss"] == "nan"
     assert figures(running(tmp_path, total=None))["step"] == "40"
     assert "time" not in figures(running(tmp_path, total=None))
 
@@ -362,7 +364,7 @@ def led(monkeypatch, tmp_path):
     def lead(statuses, *overrides):
         order = []
         words = [[f"seed={n}", f"paths.outputs={tmp_path}", "precision=fp32", *overrides] for n in (0, 1)]
-        jobs = [(replace(composed(*w), model={**composed(*w).model, "api_key": SECRET}), w) for w in words]
+        jobs = [(replace(composed(*w), model={"_target_": "mine.Net", "api_key": SECRET}), w) for w in words]
 
         def run_jobs(jobs, places, view):
             order.append("run")
