@@ -18,6 +18,7 @@ from hydra.types import RunMode  # noqa: E402
 from precision_lab import config  # noqa: E402
 from precision_lab.entry import exit_code, print_what_can_be, refuse  # noqa: E402
 from precision_lab.errors import Ended, InputError  # noqa: E402
+from precision_lab.folders import check_named  # noqa: E402
 from precision_lab.stops import ignore_checkpoint_signal  # noqa: E402
 from precision_lab.wording import is_composing, word  # noqa: E402
 
@@ -35,6 +36,8 @@ def main(composed) -> None:
 
 def train(composed, experiment, sweep) -> int:
     asked = config.typed(composed, experiment)
+    if not sweep:
+        check_named(asked)
     from precision_lab.run import run  # torch comes in here: wrong input is answered before
 
     return run(asked, sweep)

@@ -46,9 +46,9 @@ def test_epochs_that_hold_no_step_are_refused():
         assemble(resolve(compose(epochs(1, 80, 3))))
 
 
-def test_a_negative_warmup_is_refused_before_the_run():
-    ready = assemble(resolve(compose([*SMALL, "scheduler=constant", "scheduler.warmup_steps=-5"])))
-    with pytest.raises(InputError, match=r"^scheduler: the factor at step 0 is -0\.25; it must be finite"):
+def test_a_schedule_with_a_negative_factor_is_refused_before_the_run():
+    ready = assemble(resolve(compose([*SMALL, "scheduler=custom", "scheduler._target_=operator.sub"])))
+    with pytest.raises(InputError, match=r"^scheduler: the factor at step 0 is -400\.0; it must be finite"):
         make_trainer(ready)
 
 
@@ -175,7 +175,7 @@ def test_a_custom_model_gets_the_facts_it_asks_for_with_null():
 
 def test_a_fact_that_nobody_tells_is_asked_for_in_a_sentence():
     with pytest.raises(InputError) as told:
-        built("model=custom", "model._target_=precision_lab.models.GPT", "+model.vocab_size=null", "dataset=digits")
+        built("model=custom", "model._target_=own_code.mine.Line", "+model.vocab_size=null", "dataset=digits")
     assert str(told.value).count("model.vocab_size") == 2
     assert "dataset=digits" in str(told.value)
     assert "\n" not in str(told.value)

@@ -30,8 +30,8 @@ from precision_lab.sweep.view import View
 from test_resume import LOG_POINTS, MLP, WORDS, attempt, killed
 from typed_scripts import module
 
-LIMIT_S = 12  # that a command may take before it counts as hanging
-REFUSAL_S = 1.5
+LIMIT_S = 90  # that a command may take before it counts as hanging
+REFUSAL_S = {"compare": 1.5, "replay": 1.5}  # of the others too, but for what torch is needed to find
 ENDS = ("finished", "stopped", "diverged")
 COMMANDS = ("compare", "resume", "same command", "sweep", "replay")
 
@@ -72,7 +72,7 @@ def in_a_fork(do, said: Path) -> Said:
                 signal.alarm(LIMIT_S)
                 for stream in (1, 2):
                     os.dup2(out.fileno(), stream)
-                sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
+                sys.stdout, sys.stderr = (os.fdopen(n, "w", errors="backslashreplace") for n in (1, 2))
                 code = do()
             except SystemExit as end:
                 code = end.code
@@ -141,7 +141,9 @@ def what_is_wrong(name: str, end: str, real: dict, place: Path) -> list[str]:
             found.append(f"{where}exit code {said.code}: {said.text[-700:]}")
         elif "Traceback" in said.text or re.search(r"^\w*(Error|Exception): ", said.text, re.M):
             found.append(f"{where}a traceback: {said.text[-700:]}")
-        elif said.code == 2 and (said.cpu_s > REFUSAL_S or not said.text.lstrip().startswith("precision-lab: ")):
+        elif said.code == 2 and (
+            said.cpu_s > REFUSAL_S.get(command, 3) or not said.text.lstrip().startswith("precision-lab: ")
+        ):
             found.append(f"{where}refused in {said.cpu_s:.1f} s: {said.text[:300]}")
         elif said.code == 2 and len(said.text) > 420:
             found.append(f"{where}refused at length: {said.text}")

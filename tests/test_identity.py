@@ -20,7 +20,7 @@ BASES = {
     "tokens": ["model=gpt", "dataset=synthetic_tokens"],
     "stdlib": ["model=gpt", "dataset=stdlib_text"],
     "torchvision": ["model=torchvision", "dataset=cifar10", "dataset.download=true"],
-    "folder": ["dataset=image_folder", "dataset.root=/"],
+    "folder": ["dataset=image_folder", "dataset.root=/", "dataset.image_size=8"],
 }
 
 # All that may differ between comparable runs; whatever is not named here is the experiment.

@@ -85,18 +85,40 @@ def claim_single(asked: Config, device: str) -> Claim:
     return _claimed(_made(runs / f"{now:%Y-%m-%d}" / f"{now:%H-%M-%S-%f}_{slug}"))
 
 
-def _named(path: Path) -> Claim:
+def check_named(asked: Config) -> None:
+    """InputError where the run that `trainer.resume` names cannot go on, as far as its folder tells without torch."""
+    if asked.trainer.resume not in ("auto", "never"):
+        path = Path(asked.trainer.resume).absolute()
+        _check_stopped(path, read_status(_folder_of(path)).get("status"))
+
+
+def _folder_of(path: Path) -> Path:
+    """The run's folder, which `path` is or in which it is a checkpoint."""
     folder = path if path.is_dir() else path.parent.parent
     if not (folder / "status.json").is_file():
         hint = "a run's folder" if path.is_dir() else "a checkpoint in one; trainer.init_from takes the weights alone"
         raise InputError(f"trainer.resume={path} is not {hint}.")
+    return folder
+
+
+def _check_stopped(path: Path, status: str | None) -> None:
+    if status is None:
+        raise InputError(f"trainer.resume={path}: its status.json is damaged, so that nobody knows how far it came.")
+    if status not in STOPPED:
+        raise InputError(f"trainer.resume={path}: that run has ended ({status}), there is nothing to go on with.")
+
+
+def _named(path: Path) -> Claim:
+    folder = _folder_of(path)
     try:
         claim = _claimed(folder)
     except Busy as error:
         raise InputError(f"trainer.resume={path}: another process is running it.") from error
-    if not claim.stopped:
+    try:
+        _check_stopped(path, claim.status)
+    except InputError:
         claim.log.close()
-        raise InputError(f"trainer.resume={path}: that run has ended ({claim.status}), there is nothing to go on with.")
+        raise
     return replace(claim, named=True, checkpoint=None if path.is_dir() else path)
 
 
@@ -246,17 +268,6 @@ def owner(folder: Path) -> str:
     return f"pid {told.get('pid')} on {told.get('host')} since {day}{since:%H:%M}"
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """What a JSON file holds; nothing if it is missing, damaged or no object."""
-    try:
-        values = json.loads(read_file(path))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return values if isinstance(values, dict) else {}
-
-
-def _cannot_be_made(folder: Path, error: OSError) -> InputError:
-    return InputError(f"The run folder {folder} cannot be made ({error.strerror}); set paths.outputs.")
 def read_file(path: Path) -> bytes:
     """What a file holds. OSError for what is none: a pipe would make the reader wait, and a device has no end."""
     if not stat.S_ISREG(path.stat().st_mode):
@@ -273,3 +284,14 @@ def read_status(folder: Path) -> dict[str, Any]:
     }
 
 
+def read_json(path: Path) -> dict[str, Any]:
+    """What a JSON file holds; nothing if it is missing, damaged or no object."""
+    try:
+        values = json.loads(read_file(path))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return values if isinstance(values, dict) else {}
+
+
+def _cannot_be_made(folder: Path, error: OSError) -> InputError:
+    return InputError(f"The run folder {folder} cannot be made ({error.strerror}); set paths.outputs.")

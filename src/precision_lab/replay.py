@@ -89,7 +89,7 @@ def _as_it_was(folder: Path, asked: Config) -> Config:
     made_on = _part(read_json(folder / "environment.json"), "fingerprint")
     kind, threads = made_on.get("device"), made_on.get("threads")
     device = asked.device
-    if kind in DeviceType.__members__:
+    if isinstance(kind, str) and kind in DeviceType.__members__:
         device = replace(device, type=DeviceType[kind])
     if kind == "cpu" and isinstance(threads, int):
         device = replace(device, threads=threads)
