@@ -201,7 +201,7 @@ def load_model(model: nn.Module, state: dict[str, dict[str, Any]]) -> None:
 
 def _load_buffer(module: nn.Module, name: str, saved: Tensor | None, device: torch.device) -> None:
     if not hasattr(module, name):  # registered by forward
-        module.register_buffer(name, None, persistent=False)
+        module.register_buffer(name, None)
     here = getattr(module, name)
     if here is not None and saved is not None and _same_kind(here, saved):
         here.copy_(saved)
