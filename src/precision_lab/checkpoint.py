@@ -66,7 +66,7 @@ class Checkpoints:
             if step_of(old) not in wanted:
                 with writing(old):
                     old.unlink()
-        for left in self._folder.glob("*.left"):  # the run has come as far again
+        for left in _named(self._folder, "left"):  # the run has come as far again
             if left.is_file() and step_of(left) <= done:
                 with writing(left):
                     left.unlink()
@@ -113,8 +113,8 @@ def written_in(folder: Path) -> list[Path]:
     return [path for path in _named(folder / FOLDER) if not path.is_dir()]
 
 
-def _named(folder: Path) -> list[Path]:
-    found = (path for path in folder.glob("step_*.pt") if re.fullmatch(r"step_\d{1,18}\.pt", path.name))
+def _named(folder: Path, suffix: str = "pt") -> list[Path]:
+    found = (path for path in folder.glob(f"step_*.{suffix}") if re.fullmatch(r"step_\d{1,18}", path.stem))
     return sorted(found, key=step_of, reverse=True)
 
 
