@@ -206,9 +206,12 @@ def leaky(tmp_path_factory):
     own = single(alone, *words, f"+model.notes={alone}/notes", "+model.leave=0")
     (third,) = [path for path in done.jobs.values() if config_of(path)["model"]["leave"] == 0]
     assert max(done.jobs.values(), key=lambda path: (path / "config.yaml").stat().st_mtime) == third  # it ran last
-    notes = {where: json.loads(next((where / "notes").glob("0-*.json")).read_text()) for where in (together, alone)}
-    first = json.loads(next((together / "notes").glob("1-*.json")).read_text())
-    return third, own, notes[together], notes[alone], first
+    return third, own, noted(together, 0), noted(alone, 0), noted(together, 1)
+
+
+def noted(where: Path, leave: int) -> dict:
+    """What the job found; an earlier note is of the process that tried the sweep's input."""
+    return json.loads(max((where / "notes").glob(f"{leave}-*.json"), key=lambda path: path.stat().st_mtime).read_text())
 
 
 def config_of(folder: Path) -> dict:
