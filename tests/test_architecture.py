@@ -30,7 +30,7 @@ TORCH_FREE += [
 TORCH_FREE += ["report.read", "report.compare", "report.warnings", "report.reading", "report.render", "report.files"]
 TORCH_FREE += ["report.stored", "report.loss", "report.verdict", "report.timed"]
 TORCH_FREE += ["report.curves", "report.drawing", "report.charts", "report.page"]
-TORCH_FREE += ["arguments", "ranges", "report.memory", "code", "streams"]
+TORCH_FREE += ["arguments", "ranges", "report.memory", "code", "streams", "sizes"]
 MAY_IMPORT = {
     "wandb": {"tracking"},
     "altair": {"report.drawing"},
@@ -70,7 +70,7 @@ LAYERS = [
     },
     {"models", "datasets", "hardware", "hashing", "nested", "seeds", "identity", "targets", "arms", "settings", "code"},
     {"image_files", "torchvision_files"},
-    {"config", "open_sets", "arguments", "ranges", "wording", "errors", "redaction", "streams"},
+    {"config", "open_sets", "arguments", "ranges", "wording", "errors", "redaction", "streams", "sizes"},
 ]
 BANNED_NAMES = ("util", "utils", "manager", "helpers", "common", "misc", "engine")
 LINES_OF_A_FILE, LINES_OF_A_FUNCTION, DEPTH = 410, 60, 4

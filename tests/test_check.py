@@ -14,7 +14,8 @@ from precision_lab.assemble import assemble, resolve
 from precision_lab.check import check, look
 from precision_lab.config import ROOT, compose
 from precision_lab.errors import InputError
-from precision_lab.terminal import CHECK_FILE, CHECKED, GIB
+from precision_lab.sizes import GIB
+from precision_lab.terminal import CHECK_FILE, CHECKED
 from test_fitting import OWN
 
 FIXED = ["device=cpu", "device.threads=1", "meter.warmup_steps=2"]
@@ -48,7 +49,7 @@ def test_what_it_says_and_that_it_leaves_nothing(tmp_path, capsys):
     assert check(compose([*words, *FIXED])) == 0
     _, title, plan, time, peak, disk, last = capsys.readouterr().out.splitlines()
     assert title == "fp32: mlp on digits, seed 0"
-    assert last == f"{title}: {CHECKED}"
+    assert last == f"{title}: the input is right; {CHECKED}"
     parameters = 64 * 32 + 32 + 32 * 10 + 10
     expected = "6 steps of 32 samples in 2 micro-batches, of 1,438 to train on and 359 to validate"
     assert plan.strip() == f"{expected}; {parameters:,} parameters"
@@ -84,6 +85,7 @@ def test_what_would_run_out_of_memory_says_what_fits(capsys):
     assert "  out of memory in the " in out
     assert "a batch of 32 fits: trainer.batch_size=32 trainer.accumulation=2 keeps the step" in out
     assert "of memory at the peak" not in out
+    assert out.endswith(f"seed 0: a step does not fit into memory; {CHECKED}\n")
 
 
 def test_a_model_that_breaks_is_told_with_its_place():

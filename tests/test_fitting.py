@@ -13,7 +13,7 @@ from precision_lab.assemble import assemble, make_trainer, resolve
 from precision_lab.config import compose
 from precision_lab.errors import InputError
 from precision_lab.fitting import OutOfMemory, OverBudget, hold_to_budget
-from precision_lab.terminal import GIB
+from precision_lab.sizes import GIB
 from precision_lab.trainer import Trainer
 
 TINY = ["model=mlp", "model.hidden=[16]", "trainer.batch_size=32", "trainer.steps=4", "trainer.log_every=2"]

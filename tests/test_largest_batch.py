@@ -17,7 +17,7 @@ from precision_lab.datasets import TensorSamples
 from precision_lab.errors import InputError
 from precision_lab.largest_batch import Largest, find_largest, look, search
 from precision_lab.settings import LargestBatchConfig
-from precision_lab.terminal import GIB, MIB
+from precision_lab.sizes import GIB, MIB
 from precision_lab.trainer import Trainer
 from typed_scripts import module, run
 

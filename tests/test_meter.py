@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from precision_lab import meter as meter_module
-from precision_lab.meter import GIB, Meter, percentile
+from precision_lab.meter import Meter, percentile
+from precision_lab.sizes import GIB
 
 CPU = torch.device("cpu")
 
@@ -54,9 +55,10 @@ class Event:
         self.wait()
 
 
-def cpu_meter(warmup_steps=0):
+def cpu_meter(warmup_steps=0, untimed_steps=0):
     clock = Clock()
-    meter = Meter(CPU, warmup_steps, mark=clock, elapsed_ms=lambda a, b: (b - a) * 1e3, clock=clock)
+    elapsed = dict(mark=clock, elapsed_ms=lambda a, b: (b - a) * 1e3, clock=clock)
+    meter = Meter(CPU, warmup_steps, **elapsed, untimed_steps=untimed_steps)
     return meter, clock
 
 
@@ -64,6 +66,23 @@ def take(meter, clock, *milliseconds, samples=4):
     for ms in milliseconds:
         clock.pass_ms(ms)
         meter.step(samples)
+
+
+def test_steps_under_an_instrument_count_in_no_time_nor_after_a_restart():
+    meter, clock = cpu_meter(warmup_steps=1, untimed_steps=3)
+    meter.start()
+    take(meter, clock, 8000, 8000)
+    assert meter.close() == []
+    meter.start()
+    take(meter, clock, 8000, 125)
+    assert meter.close() == [125]
+    assert (meter.train_s, meter.step_ms) == (0.125, [125])
+    again, clock = cpu_meter(warmup_steps=1, untimed_steps=3)
+    again.load_state(meter.state())
+    again.start()
+    take(again, clock, 8000, 8000, 8000, 250)
+    again.close()
+    assert (again.train_s, again.step_ms) == (0.375, [125, 250])
 
 
 def test_one_window():

@@ -69,6 +69,10 @@ CASES = {
         lambda: changed(sound(), last, hashes={"batches": "others"}),
         "than the reference arm's: bf16 seed 5.",
     ),
+    "unreadable_files": (
+        lambda: changed(sound(), last, unreadable_files={"count": 12, "first": ["a.png"]}),
+        "were left out or replaced by others: bf16 up to 12 a run.",
+    ),
     "skipped_steps": (
         lambda: changed(sound(), last, skipped_steps=3),
         "Steps were skipped because the gradient was not finite: bf16 0.5 a run.",

@@ -162,32 +162,42 @@ def test_a_stopped_run_keeps_the_step_it_was_at(tmp_path, alone, which, code, wo
     assert compared(alone.folder, second.folder) == []
 
 
-def test_a_run_that_is_stopped_in_an_evaluation_takes_it_again(tmp_path, alone):
+@pytest.mark.parametrize("rounds", [1, 2], ids=["in_the_arm_s_precision", "in_float32"])
+@pytest.mark.parametrize("precision", ["fp16", "bf16_pure"])
+def test_a_run_that_is_stopped_in_an_evaluation_takes_it_again(tmp_path, precision, rounds):
+    words = [f"precision={precision}"]
+
     def patch():
         evaluate = run_module.evaluate
 
         def told_to_stop(policy, task, model, batches):
+            begun = []
+
             def stopping():
+                begun.append(1)
                 left = batches()
                 yield next(left)
-                os.kill(os.getpid(), signal.SIGTERM)
-                yield next(left)
-                raise AssertionError("went on")
+                if len(begun) == rounds:
+                    os.kill(os.getpid(), signal.SIGTERM)
+                    yield next(left)
+                    raise AssertionError("went on")
+                yield from left
 
             return evaluate(policy, task, model, stopping)
 
         run_module.evaluate = told_to_stop
 
-    first = attempt(tmp_path / "outputs", before=patch)
+    undisturbed = attempt(tmp_path / "alone", *words)
+    first = attempt(tmp_path / "outputs", *words, before=patch)
     assert (first.code, first.status, first.result["step"]) == (143, "interrupted", 5)
     assert first.steps == [2, 4]  # the log point of step 5 is not complete
     assert [checkpoint.step_of(path) for path in checkpoint.written_in(first.folder)] == [5, 3]
-    again = attempt(tmp_path / "outputs", before=patch)  # and again
+    again = attempt(tmp_path / "outputs", *words, before=patch)  # and again
     assert (again.code, again.status, again.steps) == (143, "interrupted", [2, 4])
-    second = attempt(tmp_path / "outputs")
+    second = attempt(tmp_path / "outputs", *words)
     assert (second.code, second.result["resumed_at"], second.steps) == (0, [5, 5], LOG_POINTS)
     assert second.result["curve"]["step"] == [5, 8]
-    assert compared(alone.folder, second.folder) == []
+    assert compared(undisturbed.folder, second.folder) == []
 
 
 def test_sigusr1_asks_for_a_checkpoint_and_stops_nothing(tmp_path, alone):
@@ -432,12 +442,14 @@ def elsewhere(changed: dict) -> Callable[[], None]:
 def test_where_anything_is_other_a_run_starts_over_by_itself_and_says_so(tmp_path, what):
     sentence, changed = OTHER[what]
     first = killed(tmp_path / "outputs")
+    before = contents(first.folder)
     second = attempt(tmp_path / "outputs", before=elsewhere(changed))
     assert (second.code, second.result["resumed_at"], second.folder) == (0, [], first.folder)
+    del before["train.log"]  # which goes on
+    assert contents(first.folder / "attempts" / "1") == before
     said = re.search(r"^starting over \(what was there is kept under attempts/\): (.*)$", second.said, re.MULTILINE)
     assert sentence in said.group(1)
     assert second.steps == LOG_POINTS
-    assert len(checkpoint.written_in(first.folder / "attempts" / "1")) == 2
 
 
 @pytest.mark.parametrize("what", OTHER)
@@ -472,6 +484,24 @@ def test_other_data_are_not_gone_on_with_by_itself_nor_by_name(tmp_path):
     second = attempt(tmp_path / "outputs", network=network)
     assert (second.code, second.result["resumed_at"]) == (0, [])
     assert "was written with other data" in second.said
+
+
+def test_an_attempt_that_fails_before_it_goes_on_leaves_what_there_is_to_the_next(tmp_path, alone):
+    def broken():
+        def build(resolved):
+            raise ConnectionError("the data's server is away")
+
+        run_module._build = build
+
+    first = killed(tmp_path / "outputs", sweep=True)
+    before = contents(first.folder)
+    second = attempt(tmp_path / "outputs", sweep=True, before=broken)
+    assert second.code == 1
+    assert "not gone on with: ConnectionError: the data's server is away\n" in second.said
+    assert {**contents(first.folder), "train.log": b""} == {**before, "train.log": b""}
+    third = attempt(tmp_path / "outputs", sweep=True)
+    assert (third.code, third.result["resumed_at"]) == (0, [6])
+    assert compared(alone.folder, third.folder) == []
 
 
 # --- trainer.resume=PATH -----------------------------------------------------------------------

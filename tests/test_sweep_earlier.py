@@ -69,10 +69,10 @@ def test_code_that_was_not_recorded_and_a_file_that_is_no_more(tmp_path):
     finish(unknown, code=None)
     (line,) = what_differs([unknown])
     assert line.startswith(
-        f"1 finished job was run with other code (precision_lab not known, now {now}); rerun=all runs it"
+        f"1 finished job was run with other code (precision_lab missing, now {now}); rerun=all runs it"
     )
     finish(gone, code={"precision_lab": now, "model": "12345678"})
-    assert "(model 12345678, now not there)" in what_differs([gone])[0]
+    assert "(model 12345678, now missing)" in what_differs([gone])[0]
 
 
 def test_a_job_that_waits_is_not_asked_for_its_code(tmp_path):
@@ -86,7 +86,7 @@ def test_a_changed_default_is_named_with_its_values_once_for_all_jobs(tmp_path):
     (line,) = what_differs([job(tmp_path, seed) for seed in range(3)])
     assert line == (
         f"2 jobs were run before by the same command with other settings (optimizer.lr 0.5, now "
-        f"{composed().optimizer['lr']}; optimizer.nesterov True, now not there), and will be run anew."
+        f"{composed().optimizer['lr']}; optimizer.nesterov True, now missing), and will be run anew."
     )
 
 

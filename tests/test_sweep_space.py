@@ -7,8 +7,9 @@ import pytest
 
 from precision_lab import config
 from precision_lab.errors import InputError
+from precision_lab.sizes import MIB
 from precision_lab.sweep.plan import Job
-from precision_lab.sweep.space import MIB, require_space
+from precision_lab.sweep.space import require_space
 
 
 @pytest.fixture(scope="module")

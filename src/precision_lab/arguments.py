@@ -59,7 +59,7 @@ _NOT_BELOW_0 = _number(lambda value: value >= 0, "a finite number not below 0")
 _PART = _number(lambda value: 0 < value < 1, "a number above 0 and below 1")
 _FLAG = Takes(lambda value: isinstance(value, bool), "true or false")
 _TEXT = Takes(lambda value: isinstance(value, str) and value != "", "text")
-_PLACE = Takes(lambda value: True, "a path")  # looked at in open_sets
+_ELSEWHERE = Takes(lambda value: True, "a name or a path")  # looked at in open_sets, or by torch
 _IMAGE = {"channels": _SIZE_OR_NULL, "image_size": _SIZE_OR_NULL}
 _CLASSES = {"num_classes": _SIZE_OR_NULL, "channels": _SIZE_OR_NULL}
 _OPTIMIZER = {
@@ -68,8 +68,8 @@ _OPTIMIZER = {
     "fused": Takes(lambda value: value is None or isinstance(value, bool), "true, false or null", required=False),
 }
 
-# All arguments of what is ours, but for `...`: any more.
-OURS: dict[str, dict[Any, Takes]] = {
+# All arguments of what this package brings, but for `...`: any more.
+SHIPPED: dict[str, dict[Any, Takes]] = {
     "precision_lab.models.MLP": {**_CLASSES, "image_size": _SIZE_OR_NULL, "hidden": _wholes(0)},
     "precision_lab.models.CNN": {**_CLASSES, "widths": _wholes(1)},
     "precision_lab.models.GPT": {
@@ -80,14 +80,14 @@ OURS: dict[str, dict[Any, Takes]] = {
         "width": _SIZE,
         "dropout": _number(lambda value: 0 <= value < 1, "a number from 0 on and below 1"),
     },
-    "precision_lab.models.torchvision_model": {"name": _TEXT, **_CLASSES, "image_size": _SIZE_OR_NULL, ...: _PLACE},
+    "precision_lab.models.torchvision_model": {"name": _TEXT, **_CLASSES, "image_size": _SIZE_OR_NULL, ...: _ELSEWHERE},
     "precision_lab.datasets.digits": {**_IMAGE, "train_fraction": _PART},
-    "precision_lab.datasets.torchvision_dataset": {"name": _PLACE, "root": _PLACE, "download": _FLAG, **_IMAGE},
+    "precision_lab.datasets.torchvision_dataset": {"name": _ELSEWHERE, "root": _ELSEWHERE, "download": _FLAG, **_IMAGE},
     "precision_lab.datasets.image_folder": {
-        "root": _PLACE,
+        "root": _ELSEWHERE,
         **_IMAGE,
         "val_fraction": _PART,
-        "on_unreadable": replace(_PLACE, required=False),
+        "on_unreadable": replace(_ELSEWHERE, required=False),
     },
     "precision_lab.datasets.synthetic_images": {
         "samples": _ROOMY,
@@ -97,7 +97,7 @@ OURS: dict[str, dict[Any, Takes]] = {
         "seed": _SEED,
     },
     "precision_lab.datasets.stdlib_text": {"context": _SIZE_OR_NULL, "max_bytes": _SIZE, "val_fraction": _PART},
-    "precision_lab.datasets.text_file": {"path": _PLACE, "context": _SIZE_OR_NULL, "val_fraction": _PART},
+    "precision_lab.datasets.text_file": {"path": _ELSEWHERE, "context": _SIZE_OR_NULL, "val_fraction": _PART},
     "precision_lab.datasets.synthetic_tokens": {
         "samples": _ROOMY,
         "vocab_size": _whole(2, null=True),
@@ -118,9 +118,9 @@ TORCHS: dict[str, dict[Any, Takes]] = {
         **_OPTIMIZER,
         "betas": Takes(_betas, "a pair of numbers from 0 on and below 1, such as [0.9,0.999]", required=False),
         "eps": replace(_NOT_BELOW_0, required=False),
-        ...: _PLACE,
+        ...: _ELSEWHERE,
     },
-    "torch.optim.SGD": {**_OPTIMIZER, "momentum": replace(_NOT_BELOW_0, required=False), ...: _PLACE},
+    "torch.optim.SGD": {**_OPTIMIZER, "momentum": replace(_NOT_BELOW_0, required=False), ...: _ELSEWHERE},
 }
 _OF_NO_CALL = ("_target_", "kind")
 # What a dataset must be told where the model does not tell it.
@@ -136,8 +136,8 @@ _FROM_EITHER = {
 def check(nodes: dict[str, dict[str, Any]]) -> None:
     """Raise InputError unless what is shipped is given what it takes. The nodes are the open sets, by group."""
     for group, node in nodes.items():
-        table = OURS.get(node["_target_"]) or TORCHS.get(node["_target_"])
-        if table is not None or node["_target_"] in OURS:
+        table = SHIPPED.get(node["_target_"]) or TORCHS.get(node["_target_"])
+        if table is not None or node["_target_"] in SHIPPED:
             _check_node(group, node, table or {})
     model, dataset = nodes["model"], nodes["dataset"]
     for key in _FROM_EITHER.get(dataset["_target_"], ()):

@@ -20,7 +20,8 @@ from precision_lab.config import Config
 from precision_lab.errors import InputError
 from precision_lab.fitting import OutOfMemory, OverBudget, budget_of
 from precision_lab.inspection import checkpoint_bytes, measured_step, step_peak
-from precision_lab.terminal import CHECK_FILE, CHECKED, size
+from precision_lab.sizes import size
+from precision_lab.terminal import CHECK_FILE, CHECKED
 from precision_lab.trainer import Trainer
 
 STEPS = 5  # to time, after the first
@@ -51,7 +52,9 @@ def check(asked: Config, folder: Path | None = None) -> int:
     outlook = look(ready, resolved)
     title = identity.title(resolved.asked)
     lines = [_plan(ready), *_told(outlook)]
-    print(*resolved.notes, *ready.notes, title, *(f"  {line}" for line in lines), f"{title}: {CHECKED}", sep="\n")
+    verdict = "a step does not fit into memory" if outlook.out_of_memory else "the input is right"
+    end = f"{title}: {verdict}; {CHECKED}"
+    print(*resolved.notes, *ready.notes, title, *(f"  {line}" for line in lines), end, sep="\n")
     if folder:
         (folder / CHECK_FILE).write_text(json.dumps(dataclasses.asdict(outlook)))
     return 0

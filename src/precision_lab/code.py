@@ -15,7 +15,10 @@ from precision_lab.open_sets import NAMES
 PACKAGE = Path(__file__).parent
 OURS = PACKAGE.name
 # What no result of a run depends on.
-NOT_TRAINING = ("report", "sweep", "benchmark", "torture.py", "replay.py", "run_folder.py", "check.py")
+NOT_TRAINING = (
+    *("report", "sweep", "benchmark"),
+    *("check.py", "largest_batch.py", "replay.py", "run_folder.py", "settings.py", "torture.py", "wording.py"),
+)
 KNOWN_BY_VERSION = ("torch", "torchvision")
 
 

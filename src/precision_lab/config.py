@@ -11,6 +11,7 @@ import os
 import re
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from enum import Enum
+from glob import escape, glob
 from pathlib import Path
 from typing import Any
 
@@ -182,13 +183,20 @@ class TrainerConfig:
         ranges.above_0("trainer.checkpoint_minutes", self.checkpoint_minutes, "none by time")
         require(
             self.init_from is None or os.path.isfile(self.init_from),
-            f"trainer.init_from={self.init_from} is not a file; name a checkpoint whose weights to begin with.",
+            f"trainer.init_from={self.init_from} is not a file; name a checkpoint whose weights to begin with"
+            f"{_one_in(self.init_from)}.",
         )
         require(
             self.resume in ("auto", "never") or os.path.exists(self.resume),
             f"trainer.resume={self.resume} does not exist; valid are auto, never, and the path of a run's folder or of "
             "a checkpoint in it.",
         )
+
+
+def _one_in(folder: str | None) -> str:
+    """`, such as outputs/runs/.../checkpoints/step_00000400.pt` for the folder of a run that holds one."""
+    there = sorted(glob(os.path.join(escape(folder or ""), "checkpoints", "step_*.pt")))
+    return f", such as {there[-1]}" if folder and there else ""
 
 
 @dataclass

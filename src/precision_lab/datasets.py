@@ -27,10 +27,11 @@ from torch.utils.data import Dataset
 
 from precision_lab import torchvision_files
 from precision_lab.errors import InputError
-from precision_lab.hardware import GIB, total_memory
+from precision_lab.hardware import total_memory
 from precision_lab.hashing import content_hash
 from precision_lab.image_files import ImageFiles, fit, list_images
 from precision_lab.seeds import PrivateRandomness
+from precision_lab.sizes import GIB
 
 # Not the library itself, or different on every machine with the same Python.
 STDLIB_SKIPPED = (

@@ -16,7 +16,7 @@ from precision_lab import hardware
 from precision_lab.assemble import Assembly, Resolved
 from precision_lab.batches import batch_of
 from precision_lab.inspection import measured_step, step_peak
-from precision_lab.terminal import size
+from precision_lab.sizes import GIB, size
 from precision_lab.trainer import BETWEEN_STEPS, Trainer
 
 MEASURED_STEPS = 2  # the second one finds the optimizer's state there
@@ -88,7 +88,7 @@ class OutOfMemory:
 def budget_of(ready: Assembly) -> int | None:
     """Bytes that a step may take where they must be measured, which is on a CPU; elsewhere the allocator refuses."""
     gib = ready.asked.device.memory_budget_gib
-    return int(gib * hardware.GIB) if gib is not None and ready.policy.device.type == "cpu" else None
+    return int(gib * GIB) if gib is not None and ready.policy.device.type == "cpu" else None
 
 
 def hold_to_budget(trainer: Trainer, ready: Assembly, steps: int = MEASURED_STEPS) -> int:

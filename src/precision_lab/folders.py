@@ -187,8 +187,7 @@ def finished(folder: Path, rerun: Rerun, fingerprint: dict[str, Any]) -> str | N
     if not isinstance(made_on, dict) or not made_on:  # lost or damaged: what it found is to be found again
         return None
     if made_on != fingerprint:
-        keys = [key for key in {**made_on, **fingerprint} if made_on.get(key) != fingerprint.get(key)]
-        differ = ", ".join(f"{key} {made_on.get(key)}, here {fingerprint.get(key)}" for key in keys)
+        differ = ", ".join(f"{key} {was}, here {now}" for key, was, now in identity.differing(made_on, fingerprint))
         raise InputError(
             f"{folder} was run on other hardware ({differ}); set name or paths.outputs for runs of their own, "
             "or rerun=all to run them again."

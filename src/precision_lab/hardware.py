@@ -15,8 +15,7 @@ import torch
 
 from precision_lab.config import DeviceConfig, DeviceType, Dtype, Float32Mode, PrecisionConfig
 from precision_lab.errors import InputError, require
-
-GIB = 2**30
+from precision_lab.sizes import GIB
 
 
 def select_device(wanted: DeviceConfig) -> torch.device:
@@ -195,7 +194,12 @@ def limit_memory(asked: DeviceConfig, device: torch.device) -> None:
     """
     fraction = memory_fraction(asked, device)
     if fraction:
-        {"cuda": torch.cuda, "mps": torch.mps}[device.type].set_per_process_memory_fraction(fraction)
+        hold_to_fraction(device, fraction)
+
+
+def hold_to_fraction(device: torch.device, fraction: float) -> None:
+    """Have the allocator of a CUDA or MPS device refuse what goes beyond this share of the device's memory."""
+    {"cuda": torch.cuda, "mps": torch.mps}[device.type].set_per_process_memory_fraction(fraction)
 
 
 def memory_fraction(asked: DeviceConfig, device: torch.device) -> float | None:

@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import re
+from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -35,6 +36,26 @@ def counted(values: dict[str, Any], schema: type = Config) -> dict[str, Any]:
             item = {k: v for k, v in item.items() if k not in left_out}
         result[key] = item
     return result
+
+
+def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """`{"trainer": {"steps": 5}}` -> `{"trainer.steps": 5}`."""
+    result = {}
+    for key, value in values.items():
+        if isinstance(value, dict) and value:
+            result |= flat(value, f"{prefix}{key}.")
+        else:
+            result[f"{prefix}{key}"] = value
+    return result
+
+
+def differing(then: dict[str, Any], now: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """(key, then, now) in words for each plain value that two nested dicts do not share."""
+    then, now = flat(then), flat(now)
+    for key in then | now:
+        sides = [str(side[key]) if key in side else "missing" for side in (then, now)]
+        if sides[0] != sides[1]:
+            yield key, *sides
 
 
 def _digest(value: Any) -> str:

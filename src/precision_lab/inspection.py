@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from precision_lab import hardware, identity
+from precision_lab import identity
 from precision_lab.assemble import assemble, make_trainer, resolve, training_batches
 from precision_lab.config import Config
 from precision_lab.errors import InputError
 from precision_lab.probe.ledger import StepMemory, step_memory
 from precision_lab.probe.memory import cpu_step_peak, saved_activations, storage_id
 from precision_lab.probe.ops import op_map, render
+from precision_lab.sizes import GIB
 from precision_lab.task import Task
 from precision_lab.trainer import Trainer
 
@@ -46,7 +47,7 @@ def measure_memory(trainer: Trainer, batch: Any, compiled: bool) -> dict[str, fl
         figures["mem/saved_activations_mib"] = saved.activations_bytes / 2**20
         figures["mem/saved_weight_casts_mib"] = saved.weight_casts_bytes / 2**20
     if trainer.policy.device.type == "cpu":
-        figures["mem/peak_allocated_gib"] = step_peak(trainer, batch) / hardware.GIB
+        figures["mem/peak_allocated_gib"] = step_peak(trainer, batch) / GIB
     return figures
 
 

@@ -18,8 +18,8 @@ from precision_lab.config import Config
 from precision_lab.errors import InputError, require
 from precision_lab.processes import Killed, ask
 from precision_lab.settings import LargestBatchConfig
+from precision_lab.sizes import GIB, size, unit
 from precision_lab.sweep.survey import survey
-from precision_lab.terminal import GIB, size, unit
 
 WITHIN = 0.02  # of the largest batch: where the search stops
 _MEANING = {
@@ -178,7 +178,6 @@ def _peak(memory: dict[str, Any], one_unit: int) -> tuple[str, str, str]:
 def look(order: tuple[Config, int | None]) -> dict[str, Any]:
     """Search for one arm within a budget of bytes; a `Largest` as a dict."""
     asked, budget = order
-    import torch
 
     from precision_lab import fitting, hardware
     from precision_lab.assemble import assemble, make_trainer, resolve
@@ -188,8 +187,8 @@ def look(order: tuple[Config, int | None]) -> dict[str, Any]:
     enforced = resolved.device.type == "cuda"
     ready = assemble(resolved)
     if enforced and budget:
-        fraction = hardware.fraction_of(resolved.device, budget, f"budget_gib={budget / GIB:.4g}")
-        torch.cuda.set_per_process_memory_fraction(fraction)
+        share = hardware.fraction_of(resolved.device, budget, f"budget_gib={budget / GIB:.4g}")
+        hardware.hold_to_fraction(resolved.device, share)
     trainer = make_trainer(ready)
     peaks: dict[int, int | None] = {}
 

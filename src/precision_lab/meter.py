@@ -15,7 +15,8 @@ from typing import Any
 
 import torch
 
-from precision_lab.hardware import GIB, synchronize
+from precision_lab.hardware import synchronize
+from precision_lab.sizes import GIB
 
 
 class Meter:

@@ -10,7 +10,7 @@ from typing import Any
 from precision_lab import checkpoint
 from precision_lab.config import Config, as_values
 from precision_lab.errors import InputError
-from precision_lab.identity import arm_label, counted
+from precision_lab.identity import arm_label, counted, differing
 from precision_lab.recorder import hash_of
 from precision_lab.redaction import redact
 
@@ -97,11 +97,6 @@ def _major(version: str) -> str:
     return version.partition(".")[0]
 
 
-def _differences(saved: Any, now: Any, key: str = "") -> list[str]:
+def _differences(saved: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """`trainer.steps is 100, here 200` for each plain value that differs."""
-    if isinstance(saved, dict) and isinstance(now, dict):
-        found = []
-        for name in {**saved, **now}:
-            found += _differences(saved.get(name), now.get(name), f"{key}.{name}" if key else name)
-        return found
-    return [] if saved == now else [f"{key} is {saved}, here {now}"]
+    return [f"{key} is {then}, here {here}" for key, then, here in differing(saved, now)]

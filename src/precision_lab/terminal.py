@@ -10,23 +10,9 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-CHECKED = "the input is right; nothing was trained."
+CHECKED = "nothing was trained."
 CHECK_FILE = "check.json"  # what a job of a sweep writes that was only checked
 BUSY = ": being run by "
-
-
-GIB, MIB = 2**30, 2**20
-
-
-def unit(nbytes: int) -> tuple[str, int]:
-    """The unit to show so many bytes in, and its bytes."""
-    return ("GiB", GIB) if nbytes >= 1000 * MIB else ("MiB", MIB)  # a fourth digit would become an exponent
-
-
-def size(nbytes: int) -> str:
-    """`4.1 MiB`, `1.37 GiB`."""
-    name, one = unit(nbytes)
-    return f"{nbytes / one:.3g} {name}"
 
 
 @contextmanager

@@ -17,7 +17,7 @@ import yaml
 
 from precision_lab import open_sets
 from precision_lab.errors import InputError
-from precision_lab.identity import counted
+from precision_lab.identity import counted, flat
 from precision_lab.open_sets import label
 from precision_lab.recorder import SCHEMA_VERSION, STATUSES
 from precision_lab.report.benchmarks import FILE as BENCHMARK
@@ -62,6 +62,7 @@ class Run:
     git: dict[str, Any]
     overrides: list[str]  # that the run was started with
     memory: dict[str, Any] | None  # its peak by kind, in bytes
+    unreadable: int  # files of the data that were left out or replaced
     curve: dict[str, list[float]]  # step, train_s and val_loss_fp32 of its evaluations
 
 
@@ -176,6 +177,7 @@ def _problem(result: dict[str, Any]) -> str:
         and not any(isinstance(value, dict | list) for value in result["fingerprint"].values())
         and all(isinstance(word, str) for word in result["overrides"])
         and _is_memory(result.get("memory"))
+        and _is_count(result.get("unreadable_files"))
         and _is_curve(result["curve"])
     )
     return "" if fit else f"{RESULT} is damaged: it holds values of a wrong type"
@@ -188,6 +190,10 @@ def _is_memory(memory: Any) -> bool:
         and isinstance(memory.get("by_kind"), dict)
         and all(_is_number(value) and value is not None for value in memory["by_kind"].values())
     )
+
+
+def _is_count(files: Any) -> bool:
+    return files is None or (isinstance(files, dict) and type(files.get("count")) is int)
 
 
 def _is_curve(curve: dict[str, Any]) -> bool:
@@ -234,20 +240,10 @@ def _take(result: dict[str, Any], folder: str, found: Found) -> None:
             **{key: result[key] for key in ("support", "versions", "git")},
             overrides=[plain(word) for word in result["overrides"]],
             memory=result.get("memory"),
+            unreadable=(result.get("unreadable_files") or {"count": 0})["count"],
             curve=result["curve"],
         )
     )
-
-
-def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """`{"trainer": {"steps": 5}}` -> `{"trainer.steps": 5}`."""
-    result = {}
-    for key, value in values.items():
-        if isinstance(value, dict) and value:
-            result |= flat(value, f"{prefix}{key}.")
-        else:
-            result[f"{prefix}{key}"] = value
-    return result
 
 
 class _Condition:

@@ -154,6 +154,14 @@ def _unequal_start(comparison: Comparison) -> dict[str, Any] | None:
     return _arms(comparison.others, said)
 
 
+def _unreadable(comparison: Comparison) -> dict[str, Any] | None:
+    def said(row: Row) -> str | None:
+        most = max((run.unreadable for run in row.counted), default=0)
+        return f"up to {most}" if most else None
+
+    return _arms(comparison.rows, said)
+
+
 def _evaluation_rounds(comparison: Comparison) -> dict[str, Any] | None:
     def said(row: Row) -> str | None:
         losses = [[run.summary.get(FIGURES[name]) for name in ("val_loss", "val_loss_fp32")] for run in row.counted]
@@ -244,6 +252,11 @@ WARNINGS = (
         "Runs of one seed began with other weights, or saw other batches, than the reference arm's: {arms}. Their "
         "difference is not the precision's alone.",
         _unequal_start,
+    ),
+    Rule(
+        "unreadable_files",
+        "Files of the data could not be read, and were left out or replaced by others: {arms} a run.",
+        _unreadable,
     ),
     Rule(
         "skipped_steps",

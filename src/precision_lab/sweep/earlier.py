@@ -28,12 +28,7 @@ def what_differs(jobs: list[Job]) -> list[str]:
 def _line(template: str, pairs: list[tuple[dict[str, Any], dict[str, Any]]]) -> list[str]:
     """The template with the number of jobs of which something differs, and what differs."""
     each = [
-        [
-            f"{key} {then.get(key, 'not known')}, now {now.get(key, 'not there')}"
-            for key in then | now
-            if str(then.get(key)) != str(now.get(key))
-        ]
-        for then, now in pairs
+        [f"{key} {then}, now {now}" for key, then, now in identity.differing(*then_and_now)] for then_and_now in pairs
     ]
     count = sum(map(bool, each))
     told = list(dict.fromkeys(difference for some in each for difference in some))
@@ -82,16 +77,10 @@ def _said(overrides: list[str]) -> frozenset[str]:
 def _settings(config: dict[str, Any]) -> dict[str, Any]:
     """What a run's signature is made of, flat: `optimizer.lr`. The seed is the same by choice."""
     places = {key: value for key, value in _part(config, "dataset").items() if key in ("root", "path")}
-    return _flat({**identity.counted(config), "precision": _part(config, "precision")}) | _flat({"dataset": places})
+    counted = {**identity.counted(config), "precision": _part(config, "precision")}
+    return identity.flat(counted) | identity.flat({"dataset": places})
 
 
 def _part(config: dict[str, Any], key: str) -> dict[str, Any]:
     value = config.get(key)
     return value if isinstance(value, dict) else {}
-
-
-def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat = {}
-    for key, value in values.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return flat

@@ -8,9 +8,9 @@ from typing import Any
 
 from precision_lab.errors import InputError
 from precision_lab.folders import outputs
+from precision_lab.sizes import MIB
 from precision_lab.sweep.plan import Job
 
-MIB = 2**20
 WANTED_MIB = 64  # at least, however few the jobs
 JOB_MIB = 1  # without its checkpoints, which nobody knows the size of beforehand
 

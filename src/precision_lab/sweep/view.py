@@ -14,8 +14,9 @@ from rich.text import Text
 from precision_lab import folders
 from precision_lab.recorder import number_in
 from precision_lab.redaction import redact, secrets_in
+from precision_lab.sizes import size
 from precision_lab.sweep.plan import Job
-from precision_lab.terminal import CHECK_FILE, size
+from precision_lab.terminal import CHECK_FILE
 
 REFRESH_S = 1.0
 TAIL_BYTES = 4096
