@@ -4,11 +4,13 @@
 #   PYTHON  interpreter that makes the environment      make demo PYTHON=python3.12
 #   VENV    folder of the environment                   make test VENV=/scratch/venv
 #   ARGS    passed on to the demo, to pytest or W&B     make test ARGS="-k precision -x"
+#   WORKERS processes that share the tests, 0 for none  make test WORKERS=0
 #   OUTPUTS where runs lie, for review and sync         make review OUTPUTS=/scratch/outputs
 
 PYTHON ?= python3
 VENV ?= .venv
 ARGS ?=
+WORKERS ?= 2
 OUTPUTS ?= outputs
 
 PY := $(VENV)/bin/python
@@ -49,9 +51,9 @@ demo: setup ## run the demo: no GPU, no account, no download
 	$(PY) scripts/demo.py $(ARGS)
 
 test: setup ## run the tests, without the slow ones and those that need a GPU
-	$(PY) -m pytest $(ARGS)
+	$(PY) -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
-test-slow: setup ## run the slow tests
+test-slow: setup ## run the slow tests, one after the other: some are timed
 	$(PY) -m pytest -m slow $(ARGS)
 
 test-gpu: ## run the GPU tests; without an environment, with PYTHON and its own torch

@@ -27,6 +27,14 @@ def pytest_collection_modifyitems(config, items):
                 item.add_marker(pytest.mark.skip(reason="gpu: run it with `make test-gpu`"))
 
 
+def pytest_terminal_summary(terminalreporter):
+    """How strictly each golden file was compared: loosely on another machine than the one that wrote it."""
+    for report in terminalreporter.stats.get("passed", []):
+        for name, value in report.user_properties:
+            if name == "compared":
+                terminalreporter.write_line(f"{report.nodeid.partition('::')[2]}: compared {value}")
+
+
 @pytest.fixture(autouse=True)
 def clean_process(monkeypatch):
     """A test that leaves a process-wide switch changed fails; those that may be changed are put back."""

@@ -205,7 +205,7 @@ def test_a_result_of_other_hardware_is_refused_and_the_difference_named(tmp_path
     with pytest.raises(InputError) as caught:
         finished(tmp_path, Rerun.never, HERE)
     message = str(caught.value)
-    assert "(model NVIDIA Y, here NVIDIA X, driver 5, here None)" in message
+    assert "(model NVIDIA Y, here NVIDIA X, driver 5, here missing)" in message
     assert str(tmp_path) in message
     assert not {"device", "count"} & set(message.partition("(")[2].partition(")")[0].split())
     assert all(way in message for way in ("name", "paths.outputs", "rerun=all"))

@@ -85,8 +85,6 @@ def test_losses_are_the_golden_ones(task, precision, tmp_path, capsys, record_pr
         + ", ".join(f"{key} {wanted[key]} there, {here[key]} here" for key in here if wanted[key] != here[key])
     )
     record_property("compared", how)
-    with capsys.disabled():
-        print(f"[golden {task} {precision}: compared {how}] ", end="")
     same = found == golden if exact else found == pytest.approx(golden, rel=tolerance)
     if not same:
         pytest.fail(f"{task} in {precision} was compared {how}, and differs. Now it is:\n{block(here, found)}")
