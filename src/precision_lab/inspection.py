@@ -16,7 +16,7 @@ from precision_lab.errors import InputError
 from precision_lab.probe.ledger import StepMemory, step_memory
 from precision_lab.probe.memory import cpu_step_peak, saved_activations, storage_id
 from precision_lab.probe.ops import op_map, render
-from precision_lab.sizes import GIB
+from precision_lab.sizes import GIB, MIB
 from precision_lab.task import Task
 from precision_lab.trainer import Trainer
 
@@ -44,8 +44,8 @@ def measure_memory(trainer: Trainer, batch: Any, compiled: bool) -> dict[str, fl
     figures = {}
     if not compiled:  # a compiled model would run eagerly beneath the instrument, and keep something else
         saved = saved_activations(trainer.model, _forward(trainer, batch), exclude=_tensors_in(batch))
-        figures["mem/saved_activations_mib"] = saved.activations_bytes / 2**20
-        figures["mem/saved_weight_casts_mib"] = saved.weight_casts_bytes / 2**20
+        figures["mem/saved_activations_mib"] = saved.activations_bytes / MIB
+        figures["mem/saved_weight_casts_mib"] = saved.weight_casts_bytes / MIB
     if trainer.policy.device.type == "cpu":
         figures["mem/peak_allocated_gib"] = step_peak(trainer, batch) / GIB
     return figures
