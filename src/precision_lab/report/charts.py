@@ -16,6 +16,7 @@ from precision_lab.report.read import Run
 from precision_lab.report.reading import difference, ratio
 from precision_lab.report.render import Cells, by_reason, number
 from precision_lab.report.timed import how_timed
+from precision_lab.sizes import GIB, MIB
 
 LOG_FROM = 20  # largest over smallest value from which a loss is drawn on a logarithmic axis
 ALTERNATION = ("timed in alternation", "timed in turn, a hint only")
@@ -203,7 +204,7 @@ def _memory(comparison: Comparison) -> Chart | None:
     if not known:
         return None
     largest = max(sum(memory["by_kind"].values()) for _, memory in known)
-    unit, size = ("GiB", 2**30) if largest >= 2**30 else ("MiB", 2**20)
+    unit, size = ("GiB", GIB) if largest >= GIB else ("MiB", MIB)
     everyone = dict.fromkeys(kind for _, memory in known for kind in memory["by_kind"])
     kinds = [kind for kind in everyone if any(memory["by_kind"].get(kind) for _, memory in known)]
     told = "; ".join(

@@ -28,6 +28,7 @@ from precision_lab.report.render import (
 from precision_lab.report.timed import how_timed
 from precision_lab.report.verdict import verdict_of
 from precision_lab.report.warnings import ranges, warnings_of
+from precision_lab.sizes import MIB
 
 SCHEMA_VERSION = 1
 
@@ -128,7 +129,7 @@ def _of_memory(row: Row) -> dict[str, Any]:
     """What the arm's peak is made of, by column; nothing where that is not known."""
     if not row.memory:
         return {}
-    by_kind = {f"peak_{kind}_mib": nbytes / 2**20 for kind, nbytes in row.memory["by_kind"].items()}
+    by_kind = {f"peak_{kind}_mib": nbytes / MIB for kind, nbytes in row.memory["by_kind"].items()}
     return {"peak_phase": row.memory["phase"]} | by_kind
 
 

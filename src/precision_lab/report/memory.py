@@ -5,6 +5,7 @@ if these tell the same ratio as the peaks that the comparison shows.
 """
 
 from precision_lab.report.compare import Comparison, Row
+from precision_lab.sizes import MIB
 
 # An arm's share of the reference arm's peak from which on it saves little, and nothing.
 LITTLE, NOTHING = 0.9, 0.97
@@ -29,7 +30,7 @@ def memory_reasons(comparison: Comparison) -> list[str]:
 
 def peak_mib(row: Row) -> float:
     """The peak whose kinds are known; the row has them."""
-    return sum(row.memory["by_kind"].values()) / 2**20
+    return sum(row.memory["by_kind"].values()) / MIB
 
 
 def _agree(row: Row, base: Row) -> bool:
@@ -53,7 +54,7 @@ def _reason(row: Row, base: Row) -> str:
 
 def _why_not(row: Row, base: Row, more: list[tuple[str, float]]) -> str:
     there, changes = peak_mib(base), _changes(row, base)
-    kept = sum(base.memory["by_kind"].get(kind, 0) for kind in KEPT) / 2**20
+    kept = sum(base.memory["by_kind"].get(kind, 0) for kind in KEPT) / MIB
     added = f"; {_listed(more)}" if more else ""
     where = _IN_PHASE.get(base.memory["phase"], "in a phase of its own")
     share = f"{mib(kept)} of {base.arm}'s {mib(there)} MiB"
@@ -76,7 +77,7 @@ def _why_not(row: Row, base: Row, more: list[tuple[str, float]]) -> str:
 def _changes(row: Row, base: Row) -> dict[str, float]:
     """Kind -> MiB at the arm's peak minus those at the reference arm's, the largest changes first."""
     here, there = row.memory["by_kind"], base.memory["by_kind"]
-    apart = {kind: (here.get(kind, 0) - there.get(kind, 0)) / 2**20 for kind in {**there, **here}}
+    apart = {kind: (here.get(kind, 0) - there.get(kind, 0)) / MIB for kind in {**there, **here}}
     return dict(sorted(apart.items(), key=lambda change: -abs(change[1])))
 
 
