@@ -7,6 +7,7 @@ shows its loss, its gradient norm, the samples of its batch and the first module
 step= it is the first non-finite one. Writes nothing. Exit code 3 if something was found, 0 if all of it was finite.
 """
 
+import re
 import sys
 from pathlib import Path
 
@@ -21,7 +22,7 @@ def main(words: list[str]) -> int:
     if not given.get("run") or set(given) - {"run", "step"} or len(given) < len(words):
         raise InputError("Write run=DIR, a run's folder, and step=K or nothing for the first non-finite step.")
     step = given.get("step")
-    if step is not None and not (step.isascii() and step.isdigit() and int(step) >= 1):
+    if step is not None and not re.fullmatch(r"[1-9]\d{0,17}", step, re.ASCII):
         raise InputError(f"step={step} is not valid; it must be a whole number from 1 on.")
     folder = Path(given["run"])
     asked = config_of(folder)

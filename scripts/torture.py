@@ -35,7 +35,11 @@ def main(words: list[str]) -> int:
         return outcome
 
     with ThreadPoolExecutor(settings.at_once) as pool:
-        outcomes = list(pool.map(one, cases(settings.kills, settings.steps)))
+        try:
+            outcomes = list(pool.map(one, cases(settings.kills, settings.steps)))
+        except KeyboardInterrupt:  # which the runs got, too, and end by
+            pool.shutdown(cancel_futures=True)
+            raise
     kills, inside = sum(one.kills for one in outcomes), sum(one.inside for one in outcomes)
     differ = [one.name for one in outcomes if one.differences]
     told = f"{len(differ)} of {len(outcomes)} runs differ, see {folder}" if differ else "nothing was lost"

@@ -16,7 +16,7 @@ from precision_lab.config import ROOT, compose
 from precision_lab.errors import InputError
 from precision_lab.sizes import GIB
 from precision_lab.terminal import CHECK_FILE, CHECKED
-from test_fitting import OWN
+from test_fitting import OWN, gib_between
 
 FIXED = ["device=cpu", "device.threads=1", "meter.warmup_steps=2"]
 MLP = ["model=mlp", "model.hidden=[32]", "trainer.batch_size=16", "trainer.steps=6"]
@@ -79,8 +79,8 @@ def test_no_step_begins_after_the_limit(monkeypatch, capsys):
 
 
 def test_what_would_run_out_of_memory_says_what_fits(capsys):
-    words = ["model=cnn", "trainer.batch_size=64", "precision=fp32", "device.memory_budget_gib=0.0032"]
-    assert check(compose([*words, *FIXED])) == 0
+    words = ["model=cnn", "trainer.batch_size=64", "precision=fp32"]
+    assert check(compose([*words, *FIXED, f"device.memory_budget_gib={gib_between(32, 64, *words)}"])) == 0
     out = capsys.readouterr().out
     assert "  out of memory in the " in out
     assert "a batch of 32 fits: trainer.batch_size=32 trainer.accumulation=2 keeps the step" in out

@@ -19,6 +19,7 @@ from precision_lab import checkpoint
 from precision_lab.batches import TrainBatches
 from precision_lab.checkpoint import Checkpoints, NotPlain, load_weights, written_in
 from precision_lab.errors import InputError
+from precision_lab.inspection import checkpoint_bytes
 from precision_lab.meter import Meter
 from precision_lab.recorder import CannotWrite
 from precision_lab.seeds import generator_states, restore_generators, seed_globals
@@ -250,6 +251,43 @@ def test_a_compiled_model_is_stored_as_what_it_is_of(tmp_path):
     assert torch.equal(model.weight, state["parameters"]["weight"])
 
 
+def test_marks_and_hooks_on_parameters_and_buffers_keep_nothing_from_being_written(tmp_path):
+    model = nn.BatchNorm1d(3)
+    for tensor in (model.weight, model.running_mean):
+        with_attribute(tensor, lambda value: value)
+    model.weight.register_hook(lambda gradient: gradient * 2)
+    path = Checkpoints(tmp_path, 1, None).write(1, checkpoint.model_state(model), ())
+    read = checkpoint.read(path)
+    assert torch.equal(read["parameters"]["weight"], model.weight)
+    assert torch.equal(read["buffers"]["running_mean"], model.running_mean)
+
+
+def test_the_size_that_is_told_beforehand_counts_every_buffer(tmp_path):
+    model = nn.Linear(10, 10)
+    model.register_buffer("mask", torch.zeros(500, 500), persistent=False)
+    trainer = trainer_of("fp32", model, mean_square, OPTIMIZERS["sgd"])
+    path = Checkpoints(tmp_path, 1, None).write(1, trainer.state(), ())
+    assert checkpoint_bytes(trainer) == 4 * (110 + 500 * 500)
+    assert path.stat().st_size == pytest.approx(checkpoint_bytes(trainer), rel=0.02)
+
+
+def test_a_module_that_forward_made_and_is_not_there_is_told_before_anything_is_changed():
+    model = nn.Linear(2, 2)
+    state = checkpoint.model_state(seeded(lambda: nn.Linear(2, 2), 3))
+    state["buffers"] = {"late.running_mean": torch.zeros(2)}
+    before = model.weight.clone()
+    with pytest.raises(InputError, match=r"^The checkpoint holds late\.running_mean, and the model has no such module"):
+        checkpoint.load_model(model, state)
+    assert torch.equal(model.weight, before)
+
+
+def test_an_optimizer_that_does_not_take_its_state_is_told():
+    parameters = [nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(3))]
+    one, two = torch.optim.SGD(parameters[:1], lr=1.0), torch.optim.SGD(parameters, lr=1.0)
+    with pytest.raises(InputError, match=r"^SGD does not take its state back: loaded state dict contains a parameter"):
+        checkpoint.load_optimizer(two, one.state_dict())
+
+
 def test_nonpersistent_stays_so_and_memory_layout_too():
     model = Everything()
     model.conv.weight.data = model.conv.weight.data.transpose(0, 2).contiguous().transpose(0, 2)
@@ -449,6 +487,12 @@ def test_a_file_that_is_missing_or_a_folder_is_told(tmp_path):
         checkpoint.read(tmp_path)
 
 
+def with_attribute(tensor, value):
+    """As a user's code marks a tensor; torch saves the mark with it."""
+    tensor.made_by = value
+    return tensor
+
+
 class Odd(dict):
     """A dict of a user's own, which a file could not give back."""
 
@@ -462,6 +506,7 @@ class Odd(dict):
         ({"a": Odd(b=1)}, "a is of type Odd"),
         ({"a": {(1, Path("x")): 2}}, "a is of type PosixPath"),
         ({"a": {1, 2}}, "a is of type set"),
+        ({"a": {"b": with_attribute(torch.ones(2), object())}}, "a.b.made_by is of type object"),
     ],
 )
 def test_what_is_not_plain_is_refused_before_anything_is_written(tmp_path, value, told):
@@ -480,6 +525,7 @@ def test_all_that_is_taken_for_plain_can_be_read_again(tmp_path):
             *(torch.ones(2, dtype=kind) for kind in (torch.bool, torch.uint8, torch.int64, torch.float8_e4m3fn)),
             *(torch.ones(()), torch.ones(0, 3), torch.eye(3).to_sparse().to_dense(), torch.ones(1).expand(5)),
             *(torch.arange(6.0).view(2, 3).t(), nn.Parameter(torch.ones(2))),
+            *(with_attribute(torch.ones(2), "me"), with_attribute(nn.Parameter(torch.ones(2)), True)),
         ],
     }
     path = Checkpoints(tmp_path, 1, None).write(1, values, ())
@@ -536,6 +582,8 @@ def test_weights_are_taken_from_a_checkpoint_or_a_file_of_weights(tmp_path, kind
         (lambda w: {}, "neither a checkpoint nor a file of weights by name."),
         (lambda w: {"trainer": {"steps": 3}}, "neither a checkpoint nor a file of weights by name."),
         (lambda w: {"trainer": {"model": {"parameters": 3}}}, "neither a checkpoint nor a file of weights by name."),
+        (lambda w: {"trainer": torch.ones(2), 3: 4}, "neither a checkpoint nor a file of weights by name."),
+        (lambda w: torch.ones(2), "neither a checkpoint nor a file of weights by name."),
     ],
 )  # fmt: skip
 def test_weights_that_do_not_fit_are_refused_and_none_is_taken(tmp_path, change, sentence):

@@ -36,6 +36,13 @@ def result_of(tmp_path, *words, code=0):
     return json.loads(path.read_text())
 
 
+def gib_between(fits, does_not, *words):
+    """A budget in GiB that one micro-batch of several fits and the other does not, as measured here."""
+    ready, trainer = ready_trainer(*words, "trainer.accumulation=2")
+    trainer.model.train()
+    return sum(fitting.peak_at(trainer, ready, samples) for samples in (fits, does_not)) / 2 / GIB
+
+
 # --- the budget of a CPU -------------------------------------------------------------------------------------
 
 
@@ -80,12 +87,13 @@ def test_the_second_step_counts_too(monkeypatch):
 
 def test_a_batch_that_takes_more_is_out_of_memory_and_the_advice_fits(tmp_path):
     words = ["precision=fp32", "model=cnn", "trainer.batch_size=64", "trainer.steps=3"]
-    budget = "device.memory_budget_gib=0.0025"
+    gib = gib_between(16, 32, *words)
+    budget = f"device.memory_budget_gib={gib}"
     result = result_of(tmp_path / "lost", *words, budget)
     lost = result["out_of_memory"]
     assert (result["status"], result["step"], lost["step"], lost["batch_size"]) == ("out_of_memory", 0, 1, 64)
     assert lost["phase"] in ("forward", "backward")
-    assert lost["peak_bytes"] > 0.0025 * GIB
+    assert lost["peak_bytes"] > gib * GIB
     assert lost["fits"] == 16
     advice = result["reason"].partition(" fits: ")[2].split()
     assert advice[:2] == ["trainer.batch_size=16", "trainer.accumulation=4"]
@@ -181,6 +189,17 @@ def test_a_run_says_where_it_ran_out_of_memory_and_what_fits(tmp_path, phase, st
     assert lost == {"step": at, "phase": phase, "peak_bytes": None, "batch_size": 16, "fits": fits}
     assert result["reason"].startswith(f"out of memory {sentence}")
     assert result["status"] == "out_of_memory"
+
+
+def test_between_two_steps_it_is_said_so(tmp_path, monkeypatch):
+    def write(checkpoints, done, state, troubles):
+        raise MemoryError("no room for a copy")
+
+    monkeypatch.setattr("precision_lab.checkpoint.Checkpoints.write", write)
+    result = result_of(tmp_path, *TINY, "precision=fp32", "trainer.checkpoint_every=3")
+    lost = {"step": 3, "phase": "between steps", "peak_bytes": None, "batch_size": 32, "fits": None}
+    assert (result["status"], result["out_of_memory"]) == ("out_of_memory", lost)
+    assert result["reason"] == "out of memory after step 3 (batch 32)"
 
 
 def test_a_size_that_the_model_refuses_for_another_reason_ends_the_search(tmp_path):

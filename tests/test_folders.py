@@ -247,6 +247,20 @@ def test_a_finished_job_is_left_as_it_is(tmp_path):
     assert contents(tmp_path) == left
 
 
+@pytest.mark.parametrize("status", ["completed", "failed"])
+@pytest.mark.parametrize("rerun", [Rerun.failed, Rerun.all])
+def test_what_another_sweep_has_finished_since_it_was_asked_for_is_not_run_again(tmp_path, status, rerun):
+    write(tmp_path, status={"status": status, "updated": 100.0}, result={"fingerprint": HERE})
+    assert claim(tmp_path, rerun, HERE, asked_at=99.0) == Claim(tmp_path, None, status)
+    again = claim(tmp_path, rerun, HERE, asked_at=101.0)
+    assert (again.log is None) == (status == "completed" and rerun is Rerun.failed)
+
+
+def test_what_was_killed_since_it_was_asked_for_is_run(tmp_path):
+    write(tmp_path, status={"status": "running", "updated": 100.0})
+    assert claim(tmp_path, Rerun.all, HERE, asked_at=99.0).stopped
+
+
 def test_what_another_process_runs_is_busy_until_it_is_killed(tmp_path, held):
     process, _ = held(tmp_path)
     for rerun in Rerun:

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ import pytest
 import torch
 import yaml
 
+from precision_lab import checkpoint
 from precision_lab.batches import TrainBatches
 from precision_lab.config import ROOT, compose
 from precision_lab.errors import InputError
@@ -112,6 +114,40 @@ def test_from_the_start_it_is_the_same_step_bit_for_bit(planted, monkeypatch, tm
     assert "All of it is finite." in lines(looks[0], "title")
 
 
+def test_a_checkpoint_that_lacks_a_part_is_passed_over_with_all_that_is_in_it(planted, monkeypatch, tmp_path):
+    _, folder, _ = planted
+    monkeypatch.syspath_prepend(OWN_CODE)
+    other = tmp_path / "other"
+    shutil.copytree(folder, other)
+    for path in (other / "checkpoints").iterdir():
+        state = checkpoint.read(path)
+        del state["trainer"]["guarded"]
+        torch.save(state, path)
+    done, whole = replay(other, config_of(other), STEP, STEP), replay(folder, config_of(folder), STEP, STEP)
+    assert (done.began, done.differs_from) == (0, None)
+    assert "no checkpoint can be used: The checkpoint lacks guarded: other code wrote it." in done.notes
+    assert repr(done.look) == repr(whole.look)  # whose losses are NaN
+
+
+def test_a_run_that_went_on_from_a_checkpoint_by_name_is_replayed_where_that_is_no_more(planted, monkeypatch, tmp_path):
+    _, folder, _ = planted
+    monkeypatch.syspath_prepend(OWN_CODE)
+    values = yaml.safe_load((folder / "config.yaml").read_text())
+    values["trainer"]["resume"] = str(folder / "checkpoints" / "step_00000050.pt")
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(values))
+    assert replay(tmp_path, config_of(tmp_path), 2, 2).look.indices == [batch_of_step(2)]
+
+
+def test_a_model_that_raises_is_one_sentence_with_its_place(planted, monkeypatch, tmp_path):
+    _, folder, _ = planted
+    monkeypatch.syspath_prepend(OWN_CODE)
+    values = yaml.safe_load((folder / "config.yaml").read_text())
+    values["model"]["_target_"] = "own_code.mine.Raises"
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(values))
+    with pytest.raises(InputError, match=r"^Step 1 raised ValueError: the third gear is missing \(.*mine\.py, line "):
+        replay(tmp_path, config_of(tmp_path), 2, 2)
+
+
 def test_without_a_result_the_log_points_tell_where_to_look(planted, tmp_path):
     _, folder, _ = planted
     (tmp_path / "metrics.jsonl").write_bytes((folder / "metrics.jsonl").read_bytes() + b"{half")
@@ -156,6 +192,7 @@ def test_a_replay_that_is_not_as_it_was_says_from_where(planted, monkeypatch, tm
         (["run=/no/such/folder"], "/no/such/folder is not a folder; name a run's."),
         (["run=HERE", "step=0"], "step=0 is not valid; it must be a whole number from 1 on."),
         (["run=HERE", "step=two"], "step=two is not valid"),
+        (["run=HERE", f"step={'9' * 5000}"], "is not valid; it must be a whole number from 1 on."),
         (["run=HERE", "stepp=2"], "Write run=DIR"),
         (["run=HERE"], "config.yaml cannot be read (No such file or directory); name a run's folder."),
     ],

@@ -354,7 +354,7 @@ def test_a_kill_before_any_of_its_file_operations_loses_nothing(tmp_path, alone,
 def test_metrics_that_were_cut_anywhere_after_the_checkpoint_are_made_whole(tmp_path, alone):
     """As a kill in the middle of a line, or a disk that lost the last of it, leaves them."""
     first = killed(tmp_path / "first", step=6, sweep=True)
-    position = checkpoint.read(checkpoint.written_in(first.folder)[0])["run"]["position"]["metrics_bytes"]
+    position = checkpoint.read(checkpoint.written_in(first.folder)[0])["position"]["metrics_bytes"]
     whole = (first.folder / "metrics.jsonl").read_bytes()
     for number, length in enumerate([position, position + 1, position + 300, len(whole) - 1]):
         outputs = tmp_path / str(number)
@@ -486,6 +486,22 @@ def test_other_data_are_not_gone_on_with_by_itself_nor_by_name(tmp_path):
     assert "was written with other data" in second.said
 
 
+def test_a_state_that_is_refused_half_way_leaves_nothing_in_the_run_that_starts_over(tmp_path, alone):
+    def refusing():
+        def load_state(trainer, state):
+            trainer.model.layers[0][0].weight.data.fill_(1.0)
+            trainer.done = 6
+            raise InputError("The rest is lacking.")
+
+        Trainer.load_state = load_state
+
+    first = killed(tmp_path / "outputs", sweep=True)
+    second = attempt(tmp_path / "outputs", sweep=True, before=refusing)
+    assert (second.code, second.result["resumed_at"], second.folder) == (0, [], first.folder), second.said
+    assert "starting over (what was there is kept under attempts/): The rest is lacking." in second.said
+    assert compared(alone.folder, second.folder) == []
+
+
 def test_an_attempt_that_fails_before_it_goes_on_leaves_what_there_is_to_the_next(tmp_path, alone):
     def broken():
         def build(resolved):
@@ -511,10 +527,12 @@ def test_a_folder_and_a_checkpoint_in_it_can_be_named(tmp_path, alone):
     outputs = tmp_path / "outputs"
     first = killed(outputs)
     newer = killed(outputs, "trainer.resume=never", step=4)  # which the same command would go on with
+    before = contents(newer.folder)
+    assert newer.folder != first.folder
     named = attempt(outputs, f"trainer.resume={first.folder}")
     assert (named.code, named.folder, named.result["resumed_at"]) == (0, first.folder, [6])
     assert compared(alone.folder, first.folder) == []
-    assert newer.status == "running" or newer.folder == first.folder
+    assert contents(newer.folder) == before
     second = killed(tmp_path / "second")
     older = checkpoint.written_in(second.folder)[-1]
     named = attempt(tmp_path / "second", f"trainer.resume={older}")
@@ -567,7 +585,7 @@ def test_a_file_with_parts_missing_is_no_checkpoint_of_a_run(tmp_path, alone):
     state = checkpoint.read(path)
     now = state["about"]
     assert state_to_go_on_from(alone.folder, now, [path])[0]["trainer"]["done"] == 8
-    for change in ({"about": None}, {"about": {}}, {"run": {}}, {"run": [1]}):
+    for change in ({"about": None}, {"about": {}}, {"position": {}}, {"findings": [1]}):
         spoiled = tmp_path / "step_00000001.pt"
         torch.save(state | change, spoiled)
         with pytest.raises(InputError, match=rf"^{re.escape(str(spoiled))} is no checkpoint of a run"):

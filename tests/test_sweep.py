@@ -485,8 +485,9 @@ def test_values_with_slashes_equal_signs_and_spaces(tmp_path):
     assert {path.name for path in (tmp_path / "outputs" / "sweeps").iterdir()} == {"night-run-a-1"}
 
 
-def test_the_same_sweep_twice_at_once_shares_the_work(tmp_path, pool):
-    words = [*CASE, "precision=fp32", "seed=0,1", "+model.seconds=0.05"]
+@pytest.mark.parametrize("rerun", ["never", "all"])
+def test_the_same_sweep_twice_at_once_shares_the_work(tmp_path, pool, rerun):
+    words = [*CASE, "precision=fp32", "seed=0,1", "+model.seconds=0.05", f"rerun={rerun}"]
     both = list(pool.map(lambda _: sweep(tmp_path, *words), range(2)))
     assert [done.code for done in both] == [0, 0], [done.out + done.err for done in both]
     assert states(tmp_path) == ["completed", "completed"]

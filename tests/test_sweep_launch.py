@@ -53,7 +53,7 @@ exec(order.asked.tags[0])
 REAL = """
 import sys, types
 
-def run(asked, sweep):
+def run(asked, sweep, asked_at):
     exec(asked.tags[0], {**globals(), "asked": asked})
     return 0
 
@@ -581,7 +581,7 @@ def test_a_log_that_takes_no_word_changes_nothing_for_the_real_job(tmp_path):
     """
     jobs = jobs_of(tmp_path, code)
     jobs[0].folder.mkdir()
-    order = pickle.dumps(launch.Order(jobs[0].asked, sys.path, ["train.py"], jobs[0].folder))
+    order = pickle.dumps(launch.Order(jobs[0].asked, sys.path, ["train.py"], jobs[0].folder, jobs[0].asked_at))
     with open("/dev/full", "wb") as full:
         process = subprocess.Popen([sys.executable, "-c", REAL], stdin=subprocess.PIPE, stdout=full, stderr=full)
         process.stdin.write(order)
@@ -615,14 +615,21 @@ def test_sigusr1_goes_to_the_jobs_that_have_begun_and_ends_nothing(tmp_path, lea
     wait_for(here / "signal")
     status("completed")
     """
-    loads = "(here / 'ready').touch(); time.sleep(0.3); status('completed')"  # the signal would end it
+    loads = """
+    signal.signal(signal.SIGUSR1, lambda *_: (here / "signal").touch())
+    (here / "ready").touch()
+    wait_for(here / "go")
+    status("completed")
+    """
     for number, code in enumerate((listens, loads)):
         jobs = [job(tmp_path / f"job{number}", code)]
         process = lead(jobs)
         wait_until((jobs[0].folder / "ready").exists)
         process.send_signal(signal.SIGUSR1)
-        out, _ = process.communicate(timeout=10)
+        (jobs[0].folder / "go").touch()
+        out, _ = process.communicate(timeout=30)
         assert (process.returncode, json.loads(out)) == (0, [["completed", ""]])
+        assert (jobs[0].folder / "signal").exists() == (code is listens)
 
 
 def test_a_signal_reaches_all_that_run_and_the_first_one_decides(tmp_path):
@@ -644,9 +651,9 @@ def test_a_signal_reaches_all_that_run_and_the_first_one_decides(tmp_path):
 def test_a_signal_while_the_last_job_ends_is_no_reason_to_run_it_again(tmp_path):
     """The job was finishing its files, and held the signal back."""
     code = """
-    signal.signal(signal.SIGTERM, lambda *_: None)
+    signal.signal(signal.SIGTERM, lambda *_: (here / "signal").touch())
     status("running"); (here / "ready").touch()
-    time.sleep(0.3)
+    wait_for(here / "signal")
     status("completed")
     """
     jobs = jobs_of(tmp_path, code)
@@ -830,7 +837,7 @@ def test_the_real_job_stops_as_at_sigterm_when_the_sweep_is_gone(tmp_path):
     """
     jobs = jobs_of(tmp_path, code)
     jobs[0].folder.mkdir()
-    order = launch.Order(jobs[0].asked, sys.path, ["train.py"], jobs[0].folder)
+    order = launch.Order(jobs[0].asked, sys.path, ["train.py"], jobs[0].folder, jobs[0].asked_at)
     with subprocess.Popen([sys.executable, "-c", REAL], stdin=subprocess.PIPE) as process:
         process.stdin.write(pickle.dumps(order))
         process.stdin.flush()

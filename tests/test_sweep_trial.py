@@ -23,9 +23,10 @@ THEIRS = """
 import os, sys, time, torch
 from torch.utils.data import TensorDataset
 
-def data(notes=None, n=64):
+def data(notes=None, n=64, seconds=0):
     if notes:
         open(notes, "a").write("data\\n")
+    time.sleep(seconds)
     return TensorDataset(torch.ones(n, 2), torch.ones(n, 1)), TensorDataset(torch.ones(4, 2), torch.ones(4, 1))
 
 def task(model, batch):
@@ -114,6 +115,22 @@ def test_jobs_of_the_same_data_read_it_once(theirs, tmp_path):
     assert (tmp_path / "notes").read_text() == "data\n"
     told(*jobs, [*jobs[0], "+dataset.n=32"])
     assert (tmp_path / "notes").read_text() == "data\n" * 3
+
+
+def test_data_that_takes_too_long_to_read_is_read_once_and_left_to_the_jobs(theirs, tmp_path, monkeypatch):
+    monkeypatch.setattr(trial, "LIMIT_S", 2.0)
+    words = [*OWN, "model._target_=theirs.Net", f"+dataset.notes={tmp_path / 'notes'}", "+dataset.seconds=600"]
+    assert told(*([*words, f"optimizer.lr={lr}"] for lr in (0.1, 0.2, 0.3))) == [""] * 3
+    assert (tmp_path / "notes").read_text() == "data\n"
+
+
+def test_data_that_is_wrong_is_said_of_all_its_jobs_and_a_model_that_is_wrong_of_none_but_its_own(theirs):
+    lost = [*OWN, "model._target_=theirs.Net", "dataset._target_=theirs.lost"]
+    found = told([*lost, "optimizer.lr=0.1"], [*lost, "optimizer.lr=0.2"])
+    assert found[0].startswith("dataset._target_=theirs.lost cannot be loaded")
+    assert found[1] == found[0]
+    first, second = told([*OWN, "model._target_=theirs.Nett"], [*OWN, "model._target_=theirs.Net"])
+    assert (first.startswith("model._target_=theirs.Nett cannot be loaded"), second) == (True, "")
 
 
 # --- what becomes of it --------------------------------------------------------------------------------------

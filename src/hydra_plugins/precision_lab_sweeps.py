@@ -83,7 +83,7 @@ class GridSweeper(BasicSweeper):
 
 
 def _count(override: Override) -> int:
-    """How many values a word gives its key, without making them. InputError for a sweep that has no values to list."""
+    """How many values a word gives its key; a range is not made for it. InputError for one without values to list."""
     from precision_lab.errors import InputError
 
     if not override.is_sweep_override():

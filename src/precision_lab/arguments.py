@@ -173,6 +173,7 @@ def _check_node(group: str, node: dict[str, Any], table: dict[Any, Takes]) -> No
 
 def _check_windows(dataset: dict[str, Any], model: dict[str, Any]) -> None:
     context = dataset.get("context") or model["context"]
+    require(_SIZE.fits(context), f"model.context={context} is not valid; it must be {_SIZE.words}.")
     held_out = round(dataset["val_fraction"] * dataset["max_bytes"])
     require(
         min(held_out, dataset["max_bytes"] - held_out) > context,

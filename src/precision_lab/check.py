@@ -8,7 +8,6 @@ import dataclasses
 import json
 import statistics
 import time
-import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from precision_lab.errors import InputError
 from precision_lab.fitting import OutOfMemory, OverBudget, budget_of
 from precision_lab.inspection import checkpoint_bytes, measured_step, step_peak
 from precision_lab.sizes import size
+from precision_lab.targets import raised
 from precision_lab.terminal import CHECK_FILE, CHECKED
 from precision_lab.trainer import Trainer
 
@@ -71,9 +71,7 @@ def look(ready: Assembly, resolved: Resolved) -> Outlook:
         if isinstance(error, InputError):
             raise
         if not hardware.is_out_of_memory(error):
-            where, said = traceback.extract_tb(error.__traceback__)[-1], str(error).partition("\n")[0]
-            place = f"{where.filename}, line {where.lineno}"
-            raise InputError(f"A step raised {type(error).__name__}: {said} ({place}).") from error
+            raise InputError(raised("A step", error)) from error
         lost = OutOfMemory.told_by(error, trainer, resolved)
     else:
         return Outlook(**seen)

@@ -60,9 +60,10 @@ class Checkpoints:
         with written_whole(path) as file:
             _save({"schema": SCHEMA_VERSION, **state}, file)
         self._written = time.monotonic()
-        there = [step_of(path) for path in self.newest_first()]
+        written = written_in(self._folder.parent)
+        there = [step_of(one) for one in written]
         wanted = {*there[:KEPT], *(max((step for step in there if step < t), default=None) for t in troubles)}
-        for old in self.newest_first():
+        for old in written:
             if step_of(old) not in wanted:
                 with writing(old):
                     old.unlink()
@@ -71,9 +72,6 @@ class Checkpoints:
                 with writing(left):
                     left.unlink()
         return path
-
-    def newest_first(self) -> list[Path]:
-        return written_in(self._folder.parent)
 
     def begin_after(self, done: int) -> None:
         """The run goes on after `done` steps, or from its start: later ones are put aside."""
@@ -165,7 +163,9 @@ def _refuse_what_is_not_plain(value: Any, where: str = "") -> None:
     elif type(value) in (list, tuple):
         for item in value:
             _refuse_what_is_not_plain(item, where)
-    elif type(value) not in (Tensor, nn.Parameter, str, int, float, bool, type(None)):
+    elif type(value) in (Tensor, nn.Parameter):
+        _refuse_what_is_not_plain(value.__dict__, where)  # attributes of the user's are saved with it
+    elif type(value) not in (str, int, float, bool, type(None)):
         raise NotPlain(f"{where} is of type {type(value).__name__}")
 
 
@@ -176,18 +176,20 @@ def model_state(model: nn.Module) -> dict[str, dict[str, Any]]:
     """Parameters, all buffers and what modules keep as extra state."""
     model = uncompiled(model)
     extra = {name: value for name, value in model.state_dict().items() if name.endswith("_extra_state")}
+    # detached: without hooks and without the attributes that a model gives them, which can be anything
     return {
-        "parameters": dict(model.named_parameters(remove_duplicate=False)),
-        "buffers": dict(model.named_buffers(remove_duplicate=False)),
+        "parameters": {name: p.detach() for name, p in model.named_parameters(remove_duplicate=False)},
+        "buffers": {name: buffer.detach() for name, buffer in model.named_buffers(remove_duplicate=False)},
         "extra": extra,
     }
 
 
 def load_model(model: nn.Module, state: dict[str, dict[str, Any]]) -> None:
-    """Put a `model_state` back, bit by bit. InputError where the model has other parameters."""
+    """Put a `model_state` back, bit by bit. InputError, and nothing is changed, where the model is another one."""
     model = uncompiled(model)
     parameters = dict(model.named_parameters(remove_duplicate=False))
     _check_same(parameters, state["parameters"])
+    _check_modules(model, state["buffers"])
     device = next(iter(parameters.values())).device
     with torch.no_grad():
         for name, parameter in parameters.items():
@@ -230,13 +232,25 @@ def _check_same(parameters: dict[str, Tensor], saved: dict[str, Tensor]) -> None
         )
 
 
+def _check_modules(model: nn.Module, buffers: dict[str, Tensor]) -> None:
+    there = {name for name, _ in model.named_modules(remove_duplicate=False)}
+    if gone := [name for name in buffers if name.rpartition(".")[0] not in there]:
+        raise InputError(
+            f"The checkpoint holds {gone[0]}, and the model has no such module: one that forward makes must be there "
+            "from the start for a run to go on."
+        )
+
+
 def _shown(kind: tuple[tuple[int, ...], torch.dtype] | None) -> str:
     return f"{list(kind[0])} in {str(kind[1]).removeprefix('torch.')}" if kind else "missing"
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Put an optimizer's state back, bit by bit; it must be over the same parameters."""
-    optimizer.load_state_dict(state)
+    """Put an optimizer's state back, bit by bit. InputError where it does not take it."""
+    try:
+        optimizer.load_state_dict(state)
+    except Exception as error:  # one of the user's can raise anything
+        raise InputError(f"{type(optimizer).__name__} does not take its state back: {error}.") from error
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     for number, saved in state["state"].items():
         if not isinstance(number, int):  # of no parameter
@@ -271,7 +285,7 @@ def load_weights(model: nn.Module, path: Path) -> None:
 
 
 def _weights_in(content: Any) -> dict[str, Tensor] | None:
-    with suppress(KeyError, TypeError):  # a checkpoint of a run
+    with suppress(KeyError, TypeError, IndexError):  # a checkpoint of a run
         model = content["trainer"]["model"]
         content = {**model["parameters"], **model["buffers"]}
     right = isinstance(content, dict) and all(isinstance(weight, Tensor) for weight in content.values())

@@ -17,7 +17,7 @@ from precision_lab.assemble import Assembly, Resolved
 from precision_lab.batches import batch_of
 from precision_lab.inspection import measured_step, step_peak
 from precision_lab.sizes import GIB, size
-from precision_lab.trainer import BETWEEN_STEPS, Trainer
+from precision_lab.trainer import BETWEEN_STEPS, EVALUATION, Trainer
 
 MEASURED_STEPS = 2  # the second one finds the optimizer's state there
 _WHERE = {
@@ -25,7 +25,8 @@ _WHERE = {
     "forward": "in the forward pass of step {step}",
     "backward": "in the backward pass of step {step}",
     "optimizer": "in the optimizer's part of step {step}",
-    "evaluation": "in the evaluation after step {step}",
+    EVALUATION: "in the evaluation after step {step}",
+    BETWEEN_STEPS: "after step {step}",
 }
 Measured = TypeVar("Measured")
 
@@ -42,7 +43,7 @@ class OverBudget(MemoryError):
 class OutOfMemory:
     """Where memory ran out. `fits`: the largest batch seen to fit, 0 for none, None where it was not looked for."""
 
-    step: int  # from 1; the last one done for an evaluation
+    step: int  # from 1; where it was in none, the last one done
     phase: str  # model: while it was moved to the device; or one of _WHERE
     peak_bytes: int | None  # None on a device that does not tell
     batch_size: int
@@ -56,15 +57,15 @@ class OutOfMemory:
             peak = torch.cuda.max_memory_allocated()
         if trainer is None:
             return cls(0, "model", peak, resolved.asked.trainer.batch_size)
-        within = trainer.phase != BETWEEN_STEPS
-        return cls(trainer.done + within, trainer.phase if within else "evaluation", peak, trainer.plan.batch_size)
+        within = trainer.phase not in (BETWEEN_STEPS, EVALUATION)
+        return cls(trainer.done + within, trainer.phase, peak, trainer.plan.batch_size)
 
     def with_what_fits(self, trainer: Trainer, ready: Assembly) -> "OutOfMemory":
         """Look for a batch that fits, if it was a step that did not: half, a quarter, ... of it, in real steps.
 
         Call it where nothing holds the failed step's tensors any more. Leaves the trainer of no use.
         """
-        if self.phase in ("model", "evaluation"):
+        if self.phase in ("model", EVALUATION, BETWEEN_STEPS):
             return self
         return dataclasses.replace(self, fits=_largest_halved(trainer, ready))
 

@@ -9,6 +9,7 @@ with, is kept under `attempts/`.
 import errno
 import fcntl
 import json
+import math
 import os
 import stat
 from contextlib import suppress
@@ -19,7 +20,7 @@ from typing import Any, TextIO
 
 from precision_lab import identity
 from precision_lab.config import Config, Rerun, as_values, sweep_name
-from precision_lab.errors import InputError
+from precision_lab.errors import InputError, require
 from precision_lab.recorder import writing
 from precision_lab.redaction import redact, secrets_in
 from precision_lab.streams import lossy
@@ -90,6 +91,15 @@ def check_named(asked: Config) -> None:
     if asked.trainer.resume not in ("auto", "never"):
         path = Path(asked.trainer.resume).absolute()
         _check_stopped(path, read_status(_folder_of(path)).get("status"))
+
+
+def require_no_name(asked: Config) -> None:
+    """InputError where `trainer.resume` names one run, in a sweep."""
+    require(
+        asked.trainer.resume in ("auto", "never"),
+        f"trainer.resume={asked.trainer.resume} names one run, and a sweep has several; valid here are auto, by "
+        "which each job goes on where it was stopped, and never.",
+    )
 
 
 def _folder_of(path: Path) -> Path:
@@ -195,10 +205,12 @@ def finished(folder: Path, rerun: Rerun, fingerprint: dict[str, Any]) -> str | N
     return status
 
 
-def claim(folder: Path, rerun: Rerun, fingerprint: dict[str, Any]) -> Claim:
+def claim(folder: Path, rerun: Rerun, fingerprint: dict[str, Any], asked_at: float = math.inf) -> Claim:
     """Take hold of a job's folder, which is made if need be; nothing in it is changed.
 
-    The lock lies on the log and goes with the process, however it ends. Raises Busy or InputError.
+    `rerun` is about ends that were there when it was asked for, `asked_at` in seconds since 1970: another process may
+    have run the job since. The lock lies on the log and goes with the process, however it ends. Raises Busy or
+    InputError.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -206,7 +218,8 @@ def claim(folder: Path, rerun: Rerun, fingerprint: dict[str, Any]) -> Claim:
         raise _cannot_be_made(folder, error) from error
     claim = _claimed(folder)
     try:
-        status = finished(folder, rerun, fingerprint)
+        since = read_status(folder).get("updated", 0.0) > asked_at
+        status = finished(folder, Rerun.never if since else rerun, fingerprint)
     except BaseException:
         claim.log.close()
         raise

@@ -193,7 +193,7 @@ def limit_memory(asked: DeviceConfig, device: torch.device) -> None:
     A CPU's allocator knows no limit: there the steps are to be measured.
     """
     fraction = memory_fraction(asked, device)
-    if fraction:
+    if fraction is not None:
         hold_to_fraction(device, fraction)
 
 

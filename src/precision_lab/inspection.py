@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_leaves
 
 from precision_lab import identity
 from precision_lab.assemble import assemble, make_trainer, resolve, training_batches
+from precision_lab.checkpoint import model_state
 from precision_lab.config import Config
 from precision_lab.errors import InputError
 from precision_lab.probe.ledger import StepMemory, step_memory
@@ -99,7 +100,7 @@ def measured_step(trainer: Trainer, batches: Iterator[Any]) -> StepMemory:
 
 def checkpoint_bytes(trainer: Trainer) -> int:
     """Bytes of all that training keeps from step to step: parameters, buffers, optimizer state. Shared ones once."""
-    kept = _tensors_in([trainer.model.state_dict(), *trainer.optimizer.state.values()])
+    kept = _tensors_in([model_state(trainer.model), *trainer.optimizer.state.values()])
     return sum({storage_id(t): t.untyped_storage().nbytes() for t in kept}.values())
 
 

@@ -139,12 +139,12 @@ class Recorder:
             size = file.tell()
             return {"metrics_bytes": size, "metrics_hash": hash_of(path, size), "elapsed_s": self.elapsed_s()}
 
-    def resume(self, metrics_bytes: int, elapsed_s: float) -> None:
-        """Go on from a checkpoint's position: cut off what was recorded after it."""
+    def resume(self, position: dict[str, Any]) -> None:
+        """Go on from a checkpoint's `position`: cut off what was recorded after it."""
         path = self.folder / "metrics.jsonl"
         with writing(path):
-            os.truncate(path, metrics_bytes)
-        self._elapsed_before = elapsed_s
+            os.truncate(path, position["metrics_bytes"])
+        self._elapsed_before = position["elapsed_s"]
 
     def logged(self) -> Iterator[dict[str, Any]]:
         """`train/step` and the values of each call of `log` that metrics.jsonl holds, also by earlier attempts."""

@@ -23,9 +23,11 @@ from precision_lab.config import Config, DeviceType
 from precision_lab.environment import environment_of
 from precision_lab.errors import InputError
 from precision_lab.folders import read_json, read_status
+from precision_lab.loading import WorkerDied
 from precision_lab.resume import about, changes, state_to_go_on_from
 from precision_lab.run_folder import log_points
 from precision_lab.seeds import derive, restore_generators, seed_globals
+from precision_lab.targets import raised
 from precision_lab.trainer import Trainer
 
 
@@ -62,7 +64,8 @@ class Replay:
 def replay(folder: Path, asked: Config, first: int, last: int) -> Replay:
     """Take the run's steps again up to the first of `first` to `last` that is not finite, or up to `last`.
 
-    `asked` is the run's own config. InputError where there is no such step, or the run cannot be taken up here.
+    `asked` is the run's own config. InputError where there is no such step, or the run cannot be taken up here, or a
+    step raises.
     """
     resolved = resolve(_as_it_was(folder, asked))
     ready = assemble(resolved)
@@ -74,7 +77,13 @@ def replay(folder: Path, asked: Config, first: int, last: int) -> Replay:
     trainer.model.train()
     while True:
         at = trainer.done + 1
-        look = _take(trainer, batches, ready.total_steps, looked_at=at >= first)
+        try:
+            look = _take(trainer, batches, ready.total_steps, looked_at=at >= first)
+        except Exception as error:
+            if isinstance(error, InputError):
+                raise
+            told = str(error) if isinstance(error, WorkerDied) else raised(f"Step {at}", error)
+            raise InputError(told) from error
         if at in recorded:
             loss = trainer.read_window()["train/loss"]
             compared += 1
@@ -109,7 +118,7 @@ def _taken_up(folder: Path, resolved: Resolved, ready: Assembly, step: int) -> t
             trainer.load_state(state["trainer"])
             notes += problems
         except InputError as error:
-            notes = [f"no checkpoint can be used: {error}"]
+            state, notes = None, [f"no checkpoint can be used: {error}"]
     if state:
         batches = training_batches(ready, state["batches"])
         restore_generators(state["generators"], trainer.policy.device.type)

@@ -15,7 +15,7 @@ from precision_lab.recorder import hash_of
 from precision_lab.redaction import redact
 
 SHOWN = 3  # keys that differ
-PARTS = ("about", "trainer", "batches", "meter", "generators", "run")
+PARTS = ("about", "trainer", "batches", "meter", "generators", "findings", "position")
 
 
 def about(
@@ -74,7 +74,7 @@ def _check(state: dict[str, Any], path: Path, folder: Path, now: dict[str, Any])
         if saved["hashes"][name] != value:
             words = name.replace("_", " ")
             raise InputError(f"{path} was written with other {words} (hash {saved['hashes'][name]}, now {value}).")
-    position, metrics = state["run"]["position"], folder / "metrics.jsonl"
+    position, metrics = state["position"], folder / "metrics.jsonl"
     if not metrics.is_file() or metrics.stat().st_size < position["metrics_bytes"]:
         raise InputError(f"{metrics} has lost lines that were there when {path.name} was written.")
     if hash_of(metrics, position["metrics_bytes"]) != position["metrics_hash"]:

@@ -1,5 +1,6 @@
 """One run, start to end: the only module that knows the order of things and owns the run's status."""
 
+import math
 import os
 import sys
 import time
@@ -24,11 +25,11 @@ from precision_lab.code import code_of
 from precision_lab.config import Config, as_values
 from precision_lab.environment import environment_of
 from precision_lab.errors import InputError
+from precision_lab.findings import Findings
 from precision_lab.fitting import OutOfMemory, hold_to_budget
 from precision_lab.inspection import measure_memory, peak_by_kind
 from precision_lab.loading import WorkerDied
 from precision_lab.logs import log, logging_to
-from precision_lab.losses import Curve
 from precision_lab.meter import Meter
 from precision_lab.recorder import CannotWrite, Recorder, metrics_of, remove_half_written
 from precision_lab.redaction import redact, secrets_in
@@ -37,21 +38,21 @@ from precision_lab.seeds import derive, generator_states, restore_generators, se
 from precision_lab.stops import Stops, Terminated
 from precision_lab.terminal import BUSY, bar, summary_lines, what_went_wrong
 from precision_lab.tracking import Mirror, mirror_of
-from precision_lab.trainer import Progress, Trainer, evaluate, is_eval_point
-
-UNREADABLE_SHOWN = 10
+from precision_lab.trainer import BETWEEN_STEPS, EVALUATION, Progress, Trainer, evaluate, is_eval_point
 
 
-def run(asked: Config, sweep: bool = False) -> int:
+def run(asked: Config, sweep: bool = False, asked_at: float = math.inf) -> int:
     """Do what was asked and return the exit code: 0 done, 1 failed, 2 wrong input, 130 or 143 interrupted.
 
     A single run gets a folder of its own, once its input is known to be right: an InputError means
     that nothing was written. A job of a `sweep` has the folder its content names, which tells whatever
-    became of it; it is left alone if it is finished, or being run by another process. What was stopped
-    or killed before its end goes on from its last checkpoint.
+    became of it; it is left alone if it is finished, or being run by another process. `asked_at`, in seconds
+    since 1970: what was finished after it counts as that in spite of `rerun`. What was stopped or killed
+    before its end goes on from its last checkpoint.
     """
     if sweep:
         _refuse_a_second_job()
+        folders.require_no_name(asked)
     if asked.check:
         return check(asked)
     resolved = resolve(asked)
@@ -65,7 +66,7 @@ def run(asked: Config, sweep: bool = False) -> int:
         else:
             folder = folders.job_folder(asked, device.type)
             try:
-                claim = folders.claim(folder, asked.rerun, environment["fingerprint"])
+                claim = folders.claim(folder, asked.rerun, environment["fingerprint"], asked_at)
             except folders.Busy as owner:
                 print(f"{identity.title(asked)}{BUSY}{owner} -> {folder}")
                 return 0
@@ -117,18 +118,14 @@ class _Run:
         self.recorder = Recorder(claim.folder, secrets)
         self.checkpoints: Checkpoints | None = None
         self.kept_at: int | None = None  # steps done at the last checkpoint of this process
-        self.resumed_at: list[int] = []  # steps done when an attempt went on from a checkpoint
         self.trainer: Trainer | None = None
         self.training = False
         self.taken_over = False
-        self.final: dict[str, float | None] = {}
-        self.best: dict[str, float | None] = {}
+        self.found = Findings()
         self.hashes: dict[str, str] = {}
         self.memory: dict[str, Any] | None = None
-        self.unreadable: Callable[[], list[str]] = list  # files of the data
-        self.unreadable_before: list[str] = []  # told by earlier attempts
+        self.unreadable: Callable[[], list[str]] = list  # files of the data, up to now
         self.lost: OutOfMemory | None = None
-        self.curve = Curve()
         self.mirror: Mirror | None = None
 
     def to_the_end(self) -> int:
@@ -189,11 +186,8 @@ class _Run:
             log.info(note)
         log.info("%s -> %s", identity.title(self.asked), self.recorder.folder)
         self.mirror = mirror_of(self.asked, self.resolved.device.type, self.environment, self.secrets)
-        ready, self.trainer, self.batches = self.parts or _build(self.resolved)
-        self.ready, self.unreadable = ready, ready.workload.data.unreadable
-        untimed = hold_to_budget(self.trainer, ready)
-        self.meter = Meter(self.trainer.policy.device, self.asked.meter.warmup_steps, untimed_steps=untimed)
-        seed_globals(derive(self.asked.seed, "dropout"))
+        self._take(self.parts or _build(self.resolved))
+        ready = self.ready
         for note in ready.notes:
             log.info(note)
         if self.trainer.guard.syncs:
@@ -207,6 +201,14 @@ class _Run:
         if self.goes_on:
             self._go_on()
         self._describe(total_steps=ready.total_steps)
+
+    def _take(self, parts: Parts) -> None:
+        """Train with these, from the first step on."""
+        self.ready, self.trainer, self.batches = parts
+        self.unreadable = self.ready.workload.data.unreadable
+        untimed = hold_to_budget(self.trainer, self.ready)
+        self.meter = Meter(self.trainer.policy.device, self.asked.meter.warmup_steps, untimed_steps=untimed)
+        seed_globals(derive(self.asked.seed, "dropout"))
 
     def _describe(self, **known: int) -> None:
         """Say in the folder what runs here; from now on it is this attempt's."""
@@ -222,11 +224,12 @@ class _Run:
             state, changes, problems = self.state_to_go_on_from(self.ready)
             if by_itself and changes:
                 raise InputError(" ".join(f"{change}." for change in changes))
-            self.trainer.load_state(state["trainer"])  # InputError before anything is changed
+            self.trainer.load_state(state["trainer"])
         except InputError as error:
             if not by_itself:
                 raise
             log.info("starting over (what was there is kept under attempts/): %s", error)
+            self._take(_build(self.resolved))  # those before may hold a part of the state
             folders.set_aside(self.claim.folder)
             return
         for problem in problems:
@@ -245,11 +248,9 @@ class _Run:
     def _restore(self, state: dict[str, Any]) -> None:
         self.batches = training_batches(self.ready, state["batches"])
         self.meter.load_state(state["meter"])
-        kept = state["run"]
-        self.final, self.best, self.curve = kept["final"], kept["best"], Curve(kept["curve"])
-        self.resumed_at = [*kept["resumed_at"], self.trainer.done]
-        self.unreadable_before = kept["unreadable"]
-        self.recorder.resume(kept["position"]["metrics_bytes"], kept["position"]["elapsed_s"])
+        self.found = Findings.of_state(state["findings"])
+        self.found.resumed_at = [*self.found.resumed_at, self.trainer.done]
+        self.recorder.resume(state["position"])
         self.checkpoints.begin_after(self.trainer.done)
         if self.mirror:
             for line in self.recorder.logged():
@@ -257,20 +258,15 @@ class _Run:
         restore_generators(state["generators"], self.trainer.policy.device.type)
 
     def _state(self) -> dict[str, Any]:
+        self.found.add_unreadable(self.unreadable())
         return {
             "about": about(self.asked, self.environment, self.secrets, self.ready.hashes),
             "trainer": self.trainer.state(),
             "batches": self.batches.state(),
             "meter": self.meter.state(),
             "generators": generator_states(self.trainer.policy.device.type),
-            "run": {
-                "final": self.final,
-                "best": self.best,
-                "curve": self.curve.points,
-                "resumed_at": self.resumed_at,
-                "unreadable": self._all_unreadable(),
-                "position": self.recorder.position(),
-            },
+            "findings": self.found.state(),
+            "position": self.recorder.position(),
         }
 
     def _write_checkpoint(self) -> None:
@@ -310,12 +306,14 @@ class _Run:
             def on_log(progress: Progress, readings: dict[str, float]) -> None:
                 try:
                     if progress.diverged or is_eval_point(progress.step, plan, steps):
+                        trainer.phase = EVALUATION
                         readings = readings | evaluate(trainer.policy, trainer.task, trainer.model, validation)
+                        trainer.phase = BETWEEN_STEPS
                 except Exception:  # what the window measured stands, where the evaluation fails
                     self._log(readings)
                     raise
                 if "val/loss_fp32" in readings:
-                    self.curve.add(progress.step, meter.train_s, readings["val/loss_fp32"])
+                    self.found.curve.add(progress.step, meter.train_s, readings["val/loss_fp32"])
                 self._log(readings)
                 show(progress.step, readings)
 
@@ -335,17 +333,17 @@ class _Run:
                     trainer.train(self.batches, meter, steps, on_log, wanted, pause)
                     self.stops.hold()  # the run is complete: what is left is to measure, and that trains
             finally:  # an interrupted run keeps what it measured
-                self.final |= meter.summary() | {"train/spike_score": self.progress.spikes.score}
+                self.found.final |= meter.summary() | {"train/spike_score": self.progress.spikes.score}
                 self.hashes |= {"batches": self.batches.order_hash(), "losses": self.progress.losses.digest()}
             self.training = False
-        self.progress.end(self.final["val/loss_fp32"])
+        self.progress.end(self.found.final["val/loss_fp32"])
         if asked.probe.memory and not self.progress.diverged:
             self._measure_memory()
 
     def _measure_memory(self) -> None:
         try:
             batch = next(training_batches(self.ready))
-            self.final |= measure_memory(self.trainer, batch, self.asked.device.compile)
+            self.found.final |= measure_memory(self.trainer, batch, self.asked.device.compile)
             if not self.asked.device.compile:
                 self.memory = peak_by_kind(self.trainer, batch)
         except Exception as error:  # the run is complete without it
@@ -355,29 +353,20 @@ class _Run:
         self.recorder.log(self.progress.step, readings)
         if self.mirror:
             self.mirror.log({"train/step": self.progress.step, **readings})
-        self.final |= readings
-        self.best = self.recorder.best(self.best, readings)
-
-    def _all_unreadable(self) -> list[str]:
-        return sorted({*self.unreadable_before, *self.unreadable()})
-
-    def _unreadable_files(self) -> dict[str, Any] | None:
-        """What result.json says of files of the data that were left out or replaced."""
-        names = self._all_unreadable()
-        if not names:
-            return None
-        first = names[:UNREADABLE_SHOWN]
-        more = ", ..." * (len(names) > len(first))
-        log.warning("files that cannot be read, left out or replaced: %d (%s%s)", len(names), ", ".join(first), more)
-        return {"count": len(names), "first": first}
+        self.found.final |= readings
+        self.found.best = self.recorder.best(self.found.best, readings)
 
     def _finish(self, status: str, reason: str | None) -> None:
-        asked, progress = self.asked, self.progress
+        asked, progress, found = self.asked, self.progress, self.found
+        found.add_unreadable(self.unreadable())
+        if bad := found.unreadable_files():
+            first = ", ".join(bad["first"]) + ", ..." * (bad["count"] > len(bad["first"]))
+            log.warning("files that cannot be read, left out or replaced: %d (%s)", bad["count"], first)
         done = self.trainer.done if self.trainer else 0
         reason = redact(reason, self.secrets)  # an exception's words, which go to W&B too
         self.recorder.result(
-            self.final,
-            self.best,
+            found.final,
+            found.best,
             status=status,
             reason=reason,
             step=done,
@@ -389,20 +378,20 @@ class _Run:
             hashes=self.hashes,
             **{key: self.environment[key] for key in ("fingerprint", "support", "host", "versions", "git", "code")},
             finished=time.time(),
-            resumed_at=self.resumed_at,
+            resumed_at=found.resumed_at,
             nonfinite=progress.nonfinite(),
             overrides=[word for word in sys.argv[1:] if word.startswith("~") or ("=" in word and word[0] != "-")],
-            unreadable_files=self._unreadable_files(),
+            unreadable_files=found.unreadable_files(),
             memory=self.memory,
             out_of_memory=asdict(self.lost) if self.lost else None,
-            curve=self.curve.stored(),
+            curve=found.curve.stored(),
             config=as_values(asked),
         )
         self.recorder.status(status, reason=reason, step=done)
         shown = f"{reason.rstrip('.')}; see {self.recorder.folder / 'train.log'}" if status == "failed" else reason
-        log.info(summary_lines(identity.arm_label(asked.precision), status, shown, done, self.final))
+        log.info(summary_lines(identity.arm_label(asked.precision), status, shown, done, found.final))
         if wrong := what_went_wrong(progress.nonfinite(), status == "diverged", self.recorder.folder):
             log.info(wrong)
         if self.mirror:
-            self.mirror.finish(status, reason, self.recorder.summary(self.final, self.best))
+            self.mirror.finish(status, reason, self.recorder.summary(found.final, found.best))
             self.recorder.status(status, reason=reason, step=done, wandb=self.mirror.state)

@@ -28,6 +28,9 @@ def config_of(folder: Path) -> Config:
     require(isinstance(values, dict), f"{path} holds no config of a run.")
     require(_values_in(values) < MOST_VALUES, f"{path} is damaged: it is no config of a run.")
     require("[redacted]" not in text, f"{path} has a secret left out, without which the run cannot be made again.")
+    trainer = values.get("trainer")
+    if isinstance(trainer, dict) and isinstance(trainer.get("resume"), str):
+        trainer["resume"] = "auto"  # a checkpoint that the run went on from need not be there any more
     return of_values(values, str(path))
 
 

@@ -31,10 +31,7 @@ def instantiate(group: str, node: dict[str, Any], *args: Any) -> Any:
         text = str(cause).split("\n")[0].rstrip(".")
         if isinstance(cause, TypeError | ValueError):
             raise refusal(cause, f"{group}: {node['_target_']} refused its arguments: {text}.") from error
-        last = traceback.extract_tb(cause.__traceback__)[-1]
-        place = f"{last.filename}, line {last.lineno}"
-        sentence = f"{group}: {node['_target_']} raised {type(cause).__name__}: {text} ({place})."
-        raise refusal(cause, sentence) from error
+        raise refusal(cause, raised(f"{group}: {node['_target_']}", cause)) from error
 
 
 def bind(group: str, node: dict[str, Any]) -> Callable[..., Any]:
@@ -62,6 +59,12 @@ def locate(group: str, node: dict[str, Any]) -> Any:
             f"{group}._target_={target} cannot be loaded ({cause}). "
             "Name an importable class or function; for a file of your own set PYTHONPATH to its folder.",
         ) from error
+
+
+def raised(what: str, error: BaseException) -> str:
+    """`what raised ValueError: no such gear (mine.py, line 7).`"""
+    last, text = traceback.extract_tb(error.__traceback__)[-1], str(error).split("\n")[0].rstrip(".")
+    return f"{what} raised {type(error).__name__}: {text} ({last.filename}, line {last.lineno})."
 
 
 def refusal(error: BaseException, sentence: str) -> InputError:

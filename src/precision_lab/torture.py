@@ -233,12 +233,12 @@ def compared(alone: Path, disturbed: Path) -> list[str]:
 def _of_checkpoint(run: Path) -> dict[str, Any]:
     """All that the last checkpoint holds, but for times and where it was gone on with."""
     state = checkpoint.read(checkpoint.written_in(run)[0])
-    kept = state["run"]
+    kept = state["findings"]
     curve = [(step, loss) for step, _, loss in kept["curve"]]
     # a run that is stopped puts its spike score so far there, which its end overwrites
     final = {name: value for name, value in _timeless(kept["final"]).items() if name != "train/spike_score"}
-    of_run = {"final": final, "best": _timeless(kept["best"]), "curve": curve}
-    return {key: state[key] for key in ("about", "trainer", "batches", "generators")} | {"run": of_run}
+    found = {"final": final, "best": _timeless(kept["best"]), "curve": curve}
+    return {key: state[key] for key in ("about", "trainer", "batches", "generators")} | {"findings": found}
 
 
 def _of_metrics(run: Path) -> list[dict[str, Any]]:

@@ -28,7 +28,7 @@ from precision_lab.precision import Policy
 from precision_lab.seeds import generator_states, restore_generators
 from precision_lab.task import Task
 
-BETWEEN_STEPS = "between steps"
+BETWEEN_STEPS, EVALUATION = "between steps", "evaluation"
 
 
 @dataclass
@@ -137,7 +137,7 @@ class Trainer:
         self.done = 0  # steps attempted; `progress` knows of them at the next log point
         self.progress = Progress()
         self.unlogged: dict[str, float] | None = None  # readings of a log point that are not recorded yet
-        self.phase = BETWEEN_STEPS  # or what a step is at: data, forward, backward, optimizer
+        self.phase = BETWEEN_STEPS  # or EVALUATION, or what a step is at: data, forward, backward, optimizer
         self._parameters = [p for p in model.parameters() if p.requires_grad]
 
     def step(self, batches: Iterator[Any]) -> None:

@@ -24,6 +24,7 @@ class Order:
     path: list[str]  # sys.path, so that a `_target_` is found as in a run by itself
     command: list[str]  # the command that would run this job by itself
     folder: Path  # for what a check finds
+    asked_at: float  # seconds since 1970
 
 
 class _Redacted(io.TextIOWrapper):
@@ -52,7 +53,7 @@ def main() -> None:
             return check(order.asked, order.folder)
         from precision_lab.run import run
 
-        return run(order.asked, sweep=True)
+        return run(order.asked, sweep=True, asked_at=order.asked_at)
 
     code = exit_code(run_it)
     for number in STOP_SIGNALS:  # all is written: a second one changes nothing

@@ -152,7 +152,7 @@ class _Running:
                 child, stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, **place}
             )
         job.status, job.pid, job.seconds = "running", self.process.pid, 0.0
-        order = Order(job.asked, sys.path, [str(ROOT / "train.py"), *job.overrides], job.folder)
+        order = Order(job.asked, sys.path, [str(ROOT / "train.py"), *job.overrides], job.folder, job.asked_at)
         # in a thread: a pipe takes 64 KiB at once, and its open end tells the job that the sweep lives
         threading.Thread(target=self._hand_over, args=(pickle.dumps(order),), daemon=True).start()
 

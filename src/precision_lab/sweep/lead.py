@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from precision_lab.config import ROOT, Config, as_values
-from precision_lab.errors import InputError, require
-from precision_lab.folders import sweep_folder
+from precision_lab.errors import InputError
+from precision_lab.folders import require_no_name, sweep_folder
 from precision_lab.redaction import secrets_in
 from precision_lab.sweep.earlier import what_differs
 from precision_lab.sweep.launch import places_for, run_jobs
@@ -27,11 +27,7 @@ def lead(composed: list[tuple[Config, list[str]]], write_command: Callable[[Path
     if not composed:
         raise InputError("The sweep has no job: a key was given an empty range of values.")
     for asked, _ in composed:
-        require(
-            asked.trainer.resume in ("auto", "never"),
-            f"trainer.resume={asked.trainer.resume} names one run, and a sweep has several; valid here are auto, by "
-            "which each job goes on where it was stopped, and never.",
-        )
+        require_no_name(asked)
     words = [word for _, overrides in composed for word in overrides]
     secrets = secrets_in({}, [as_values(asked) for asked, _ in composed], words)
     names = titles([overrides for _, overrides in composed], secrets)

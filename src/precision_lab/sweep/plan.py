@@ -5,6 +5,7 @@ start hit all arms alike.
 """
 
 import os
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -43,6 +44,7 @@ class Job:
     pid: int | None = None  # of its process, while it runs
     before: bool = False  # finished by an earlier call, and not run by this one
     seconds: float | None = None  # that it took or has taken
+    asked_at: float = field(default_factory=time.time)  # seconds since 1970
 
 
 def titles(overrides: list[list[str]], secrets: Sequence[str] = ()) -> list[str]:

@@ -9,7 +9,7 @@ import copy
 import json
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from multiprocessing import Pipe
@@ -19,7 +19,7 @@ from typing import Any
 from precision_lab.config import Config, as_values
 from precision_lab.errors import InputError, OwnCodeFailed
 
-LIMIT_S = 120.0  # for a job; one whose data takes longer to read finds out for itself
+LIMIT_S = 120.0  # to read data, or for a job on it; one that takes longer finds out for itself
 
 
 def wrong_input(jobs: list[Config]) -> list[str]:
@@ -53,20 +53,23 @@ def _tried(jobs: list[Config]) -> list[str]:
     found: list[str] = []
     while len(found) < len(jobs):
         answers = list(_answers_of_a_process(jobs[len(found) :]))
-        found += answers
+        if not answers:  # not even the data could be read in time, or without a crash
+            return found + [""] * (len(jobs) - len(found))
+        found += answers[1:]
         if len(found) < len(jobs):
             found.append("")  # the one that crashed or took too long
     return found
 
 
 def _answers_of_a_process(jobs: list[Config]) -> Iterator[str]:
+    """A word once the data is read, then an answer for each job: as many as come in time."""
     answers, out = Pipe(duplex=False)
     pid = os.fork()
     if pid == 0:
         _answer_and_end(jobs, out)
     out.close()
     try:
-        for _ in jobs:
+        for _ in (None, *jobs):
             if not answers.poll(LIMIT_S):
                 return
             yield answers.recv()
@@ -92,15 +95,28 @@ def _answer(jobs: list[Config], out: Connection) -> None:
 
     torch.set_num_threads(1)  # a forked process has none of its parent's threads
     built: dict[str, Any] = {}
+    wrong = _sentence(_read, jobs[0], built)
+    out.send("read")
     for asked in jobs:
-        try:
-            _build(asked, built)
-            sentence = ""
-        except InputError as error:
-            sentence = "" if isinstance(error, OwnCodeFailed) else str(error)
-        except (Exception, SystemExit):
-            sentence = ""
-        out.send(sentence)
+        out.send(_sentence(_build, asked, built) if "data" in built else wrong)
+
+
+def _sentence(action: Callable[[Config, dict[str, Any]], None], asked: Config, built: dict[str, Any]) -> str:
+    """What the action says of the input; empty if nothing, or if it is for the job itself to say."""
+    try:
+        action(asked, built)
+    except InputError as error:
+        return "" if isinstance(error, OwnCodeFailed) else str(error)
+    except (Exception, SystemExit):
+        pass
+    return ""
+
+
+def _read(asked: Config, built: dict[str, Any]) -> None:
+    from precision_lab import assemble, targets
+
+    targets.locate("dataset", asked.dataset)
+    built["data"] = assemble.build_data(assemble.dataset_of(asked))
 
 
 def _build(asked: Config, built: dict[str, Any]) -> None:
@@ -113,8 +129,6 @@ def _build(asked: Config, built: dict[str, Any]) -> None:
     from precision_lab.precision import Policy
 
     assemble.locate_all(asked)
-    if "data" not in built:
-        built["data"] = assemble.build_data(assemble.dataset_of(asked))
     samples, plan = built["data"].train, asked.trainer
     steps = assemble.total_steps(plan, len(samples))
     TrainBatches(samples, plan.batch_size, asked.seed, lambda batch: batch)
