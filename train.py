@@ -19,7 +19,7 @@ from precision_lab import config  # noqa: E402
 from precision_lab.entry import exit_code, print_what_can_be, refuse  # noqa: E402
 from precision_lab.errors import Ended, InputError  # noqa: E402
 from precision_lab.folders import check_named  # noqa: E402
-from precision_lab.stops import ignore_checkpoint_signal  # noqa: E402
+from precision_lab.stops import ignore_checkpoint_signal, ignore_signals  # noqa: E402
 from precision_lab.wording import is_composing, word  # noqa: E402
 
 
@@ -29,6 +29,7 @@ def main(composed) -> None:
     sweep = HydraConfig.get().mode is RunMode.MULTIRUN
     code = exit_code(lambda: train(composed, HydraConfig.get().runtime.choices.get("experiment"), sweep))
     if not sweep:
+        ignore_signals()
         sys.exit(code)
     if code:  # for Hydra to go on with the other jobs
         raise Ended(code)
@@ -38,8 +39,11 @@ def train(composed, experiment, sweep) -> int:
     asked = config.typed(composed, experiment)
     if not sweep:
         check_named(asked)
+    if ctrl_c is signal.default_int_handler:  # a library that loads may swallow what Ctrl-C raises
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     from precision_lab.run import run  # torch comes in here: wrong input is answered before
 
+    signal.signal(signal.SIGINT, ctrl_c)
     return run(asked, sweep)
 
 

@@ -438,6 +438,61 @@ def elsewhere(changed: dict) -> Callable[[], None]:
     return patch
 
 
+def at(path: str, value) -> Callable[[dict], None]:
+    """Changes a state: `trainer.done` becomes the value."""
+
+    def change(state: dict) -> None:
+        *parents, last = path.split(".")
+        for parent in parents:
+            state = state[parent]
+        state[last] = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        at("trainer.progress", {"step": "x"}),
+        at("trainer.progress.spikes", {}),
+        at("trainer.optimizer.param_groups", []),
+        at("trainer.scaler", {"scale": "large"}),
+        at("trainer.window", [[], []]),
+        at("trainer.guarded", "all"),
+        at("trainer.done", 10**9),
+        at("trainer.done", -6),
+        at("trainer.model.parameters", {"a": 1}),
+        at("trainer.model.buffers", {"a": 1}),
+        at("generators.torch", [1, 2]),
+        at("generators.python", [3]),
+        at("batches.handed_out", "many"),
+        at("batches.hash", 7),
+        at("meter", {"a": 1}),
+        at("findings.final", 3),
+        at("findings.curve", {"a": 1}),
+        at("position.metrics_bytes", -5),
+        at("position.elapsed_s", "long"),
+        at("about", {"torch": 3}),
+        at("about.config", []),
+    ],
+    ids=lambda change: "-".join(str(cell.cell_contents)[:30] for cell in change.__closure__),
+)
+def test_values_that_can_be_no_state_are_passed_over_or_the_run_starts_over(tmp_path, alone, change):
+    first = killed(tmp_path / "outputs", sweep=True)
+    for path in checkpoint.written_in(first.folder):
+        state = checkpoint.read(path)
+        change(state)
+        torch.save(state, path)
+    before = contents(first.folder)
+    named = attempt(tmp_path / "outputs", f"trainer.resume={first.folder}")
+    assert (named.code, "Traceback" in named.said) == (2, False), named.said
+    assert contents(first.folder) | {"train.log": b""} == before | {"train.log": b""}
+    second = attempt(tmp_path / "outputs", sweep=True)
+    assert (second.code, second.result["resumed_at"]) == (0, []), second.said
+    assert "starting over (what was there is kept under attempts/): " in second.said
+    assert compared(alone.folder, second.folder) == []
+
+
 @pytest.mark.parametrize("what", OTHER)
 def test_where_anything_is_other_a_run_starts_over_by_itself_and_says_so(tmp_path, what):
     sentence, changed = OTHER[what]
@@ -523,6 +578,24 @@ def test_an_attempt_that_fails_before_it_goes_on_leaves_what_there_is_to_the_nex
 # --- trainer.resume=PATH -----------------------------------------------------------------------
 
 
+def test_a_metric_that_no_task_declares_is_in_the_result_of_a_run_that_went_on(tmp_path):
+    words = ["model=custom", "model._target_=own_code.mine.Line", "dataset=custom"]
+    words += ["dataset._target_=own_code.mine.line_data", "task=custom", "task._target_=test_resume.with_error"]
+    words += ["trainer.batch_size=8"]
+    first = killed(tmp_path / "outputs", *words, network=(), step=7)
+    again = attempt(tmp_path / "outputs", *words, network=(), before=at_step(1, signal.SIGTERM))
+    assert (again.code, again.status) == (143, "interrupted"), again.said
+    assert again.result["summary"]["final/val_error"] > 0  # of the evaluation before the kill
+    second = attempt(tmp_path / "outputs", *words, network=())
+    assert (second.code, second.folder, second.result["resumed_at"]) == (0, first.folder, [6, 7])
+
+
+def with_error(model, batch):
+    x, y = batch
+    error = model(x).float() - y
+    return error.square().mean(), {"error": error.abs().mean()}
+
+
 def test_a_folder_and_a_checkpoint_in_it_can_be_named(tmp_path, alone):
     outputs = tmp_path / "outputs"
     first = killed(outputs)
@@ -569,7 +642,7 @@ def test_what_is_no_run_or_has_ended_is_refused(tmp_path, alone):
     stray.write_bytes(b"")
     for path, hint in (
         (tmp_path, "a run's folder"),
-        (stray, "a checkpoint in one; trainer.init_from takes the weights"),
+        (stray, "a checkpoint in a run's folder; trainer.init_from takes the weights"),
     ):
         done = attempt(tmp_path / "outputs", f"trainer.resume={path}")
         assert done.code == 2

@@ -75,7 +75,7 @@ SHIPPED: dict[str, dict[Any, Takes]] = {
     "precision_lab.models.GPT": {
         "vocab_size": _SIZE_OR_NULL,
         "context": _SIZE_OR_NULL,
-        "layers": _SIZE,
+        "layers": _whole(1, 10_000),
         "heads": _SIZE,
         "width": _SIZE,
         "dropout": _number(lambda value: 0 <= value < 1, "a number from 0 on and below 1"),

@@ -140,12 +140,18 @@ def _load(path: Path) -> Any:
     except OSError as error:
         raise InputError(f"{path} cannot be read ({error.strerror}).") from error
     except Exception as error:  # torch, zip and pickle raise what they like for a damaged file
-        if "Unsupported" in str(error) or "weights_only" in str(error).lower():
+        if _may_be_pickled(path) and ("Unsupported" in str(error) or "weights_only" in str(error).lower()):
             raise InputError(
                 f"{path} holds more than tensors and plain values, and was not read: it could run any code."
             ) from error
         raise InputError(f"{path} is damaged and cannot be read.") from error
     raise InputError(f"{path} is damaged and cannot be read.")
+
+
+def _may_be_pickled(path: Path) -> bool:
+    """Whether it begins as a zip archive or, in torch's older format, as a pickle does; a text does not."""
+    with path.open("rb") as file:
+        return file.read(2).startswith((b"PK", b"\x80"))
 
 
 def _sums_are_right(path: Path) -> bool:

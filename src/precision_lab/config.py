@@ -11,7 +11,6 @@ import os
 import re
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from enum import Enum
-from glob import escape, glob
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,8 @@ from precision_lab.wording import is_composing, unknown_key, word
 ROOT = Path(__file__).resolve().parents[2]
 CONF = ROOT / "conf"
 LARGEST_FLOAT32 = 2**128 - 2**104
-MOST_WORKERS = 1024
+MOST_WORKERS = 256
+MOST_GIB = 2.0**20
 NOT_IDENTITY = {"identity": False}
 WHERE_SET = {"identity": "where set"}  # null is as if the field did not exist
 
@@ -151,6 +151,7 @@ class DeviceConfig:
             f"device.threads={self.threads} is more than this machine's {cores} cores.",
         )
         ranges.above_0("device.memory_budget_gib", self.memory_budget_gib, "no limit")
+        at_least("device.memory_budget_gib", self.memory_budget_gib, 0, MOST_GIB)
 
 
 @dataclass
@@ -181,22 +182,12 @@ class TrainerConfig:
         at_least("trainer.workers", self.workers, 0, MOST_WORKERS)
         ranges.above_0("trainer.grad_clip", self.grad_clip, "no clipping")
         ranges.above_0("trainer.checkpoint_minutes", self.checkpoint_minutes, "none by time")
-        require(
-            self.init_from is None or os.path.isfile(self.init_from),
-            f"trainer.init_from={self.init_from} is not a file; name a checkpoint whose weights to begin with"
-            f"{_one_in(self.init_from)}.",
-        )
+        ranges.weights("trainer.init_from", self.init_from)
         require(
             self.resume in ("auto", "never") or os.path.exists(self.resume),
             f"trainer.resume={self.resume} does not exist; valid are auto, never, and the path of a run's folder or of "
             "a checkpoint in it.",
         )
-
-
-def _one_in(folder: str | None) -> str:
-    """`, such as outputs/runs/.../checkpoints/step_00000400.pt` for the folder of a run that holds one."""
-    there = sorted(glob(os.path.join(escape(folder or ""), "checkpoints", "step_*.pt")))
-    return f", such as {there[-1]}" if folder and there else ""
 
 
 @dataclass
@@ -311,6 +302,8 @@ def check_options(words: list[str]) -> None:
     parser = get_args_parser()
 
     def refuse(message: str) -> None:
+        if message.startswith("unrecognized") and "=" in message and {"-m", "--multirun"} & set(words):
+            message = "-m goes first: python train.py -m seed=0,1 ..."
         raise InputError(f"{message}. Overrides are written key=value, without dashes; --hydra-help lists the options.")
 
     parser.error = refuse

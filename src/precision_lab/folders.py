@@ -106,7 +106,9 @@ def _folder_of(path: Path) -> Path:
     """The run's folder, which `path` is or in which it is a checkpoint."""
     folder = path if path.is_dir() else path.parent.parent
     if not (folder / "status.json").is_file():
-        hint = "a run's folder" if path.is_dir() else "a checkpoint in one; trainer.init_from takes the weights alone"
+        hint = "a run's folder"
+        if not path.is_dir():
+            hint = "a checkpoint in a run's folder; trainer.init_from takes the weights alone"
         raise InputError(f"trainer.resume={path} is not {hint}.")
     return folder
 

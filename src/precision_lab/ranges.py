@@ -3,6 +3,7 @@
 import math
 import os
 import stat
+from glob import escape, glob
 from typing import Any
 
 from precision_lab.errors import require
@@ -24,6 +25,14 @@ def folder(key: str, path: str) -> None:
     """A folder, or one that can be made: no empty path, no name that is too long, no file in its way."""
     require(path != "", f"{key} is empty; name a folder, or . for the working directory.")
     require(_may_be_a_folder(path), f"{key}={path} is no folder and cannot become one; name another.")
+
+
+def weights(key: str, path: str | None) -> None:
+    """A file, or null. Where it is the folder of a run, the newest checkpoint in it is named."""
+    there = sorted(glob(os.path.join(escape(path or ""), "checkpoints", "step_*.pt")))
+    such = f", such as {there[-1]}" if path and there else ""
+    fits = path is None or os.path.isfile(path)
+    require(fits, f"{key}={path} is not a file; name a checkpoint whose weights to begin with{such}.")
 
 
 def _may_be_a_folder(path: str) -> bool:

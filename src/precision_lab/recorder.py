@@ -14,7 +14,7 @@ import os
 import platform
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -119,13 +119,17 @@ class Recorder:
 
     def log(self, step: int, values: Mapping[str, float | None]) -> None:
         """Append one line. A non-finite value is null there, and named under `nonfinite`."""
-        for name in values:
-            if name.startswith("val/"):  # a task measures what it likes
-                self.metrics.setdefault(name, Metric("not stated", None))
+        self.learn(values)
         self._check_names(values)
         elapsed = {"perf/elapsed_s": round(self.elapsed_s(), 3)}
         line = json.dumps({"train/step": step, **elapsed, **finite(values)}, allow_nan=False) + "\n"
         _append(self.folder / "metrics.jsonl", line.encode())
+
+    def learn(self, names: Iterable[str]) -> None:
+        """Know the metrics of validation among these, stated or not: a task measures what it likes."""
+        for name in names:
+            if name.startswith("val/"):
+                self.metrics.setdefault(name, Metric("not stated", None))
 
     def elapsed_s(self) -> float:
         """Seconds that the run has taken, all its attempts together."""

@@ -5,7 +5,7 @@ what the run recorded, so that a replay on another machine or with other code is
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from precision_lab.assemble import Assembly, Resolved, assemble, make_trainer, resolve, training_batches
+from precision_lab.assemble import Assembly, Resolved, assemble, go_on_from, make_trainer, resolve, training_batches
 from precision_lab.batches import TrainBatches
 from precision_lab.checkpoint import step_of, uncompiled, written_in
 from precision_lab.code import code_of
@@ -26,7 +26,7 @@ from precision_lab.folders import read_json, read_status
 from precision_lab.loading import WorkerDied
 from precision_lab.resume import about, changes, state_to_go_on_from
 from precision_lab.run_folder import log_points
-from precision_lab.seeds import derive, restore_generators, seed_globals
+from precision_lab.seeds import derive, seed_globals
 from precision_lab.targets import raised
 from precision_lab.trainer import Trainer
 
@@ -68,10 +68,10 @@ def replay(folder: Path, asked: Config, first: int, last: int) -> Replay:
     step raises.
     """
     resolved = resolve(_as_it_was(folder, asked))
-    ready = assemble(resolved)
+    ready, trainer, batches, notes = _taken_up(folder, resolved, first)
     if not first <= last <= ready.total_steps:
         raise InputError(f"step={last} is beyond the end of the run, which has {ready.total_steps} steps.")
-    trainer, batches, notes = _taken_up(folder, resolved, ready, first)
+    notes = [*resolved.notes, *_how_it_ended(folder, first), *notes]
     recorded = {line["train/step"]: line.get("train/loss") for line in log_points(folder)}
     began, compared, differs_from = trainer.done, 0, None
     trainer.model.train()
@@ -105,27 +105,29 @@ def _as_it_was(folder: Path, asked: Config) -> Config:
     return replace(asked, device=device)
 
 
-def _taken_up(folder: Path, resolved: Resolved, ready: Assembly, step: int) -> tuple[Trainer, TrainBatches, list[str]]:
+def _taken_up(folder: Path, resolved: Resolved, step: int) -> tuple[Assembly, Trainer, TrainBatches, list[str]]:
+    """All that it takes to go on from the last checkpoint before the step that can be used, or from the start."""
+    ready, trainer, batches = _at_the_start(resolved)
+    now = about(ready.asked, environment_of(resolved.device) | {"code": code_of(ready.asked)}, [], ready.hashes)
+    paths, notes = [path for path in written_in(folder) if step_of(path) < step], []
+    try:
+        if paths:
+            state, differ, problems = state_to_go_on_from(folder, now, paths)
+            return ready, trainer, go_on_from(trainer, ready, state), [*differ, *problems]
+    except InputError as error:
+        notes.append(f"no checkpoint can be used: {error}")
+        ready, trainer, batches = _at_the_start(resolved)  # a part of the state may have been loaded
+    was = read_json(folder / "environment.json")
+    then = {key: _part(was, key) for key in ("fingerprint", "code")}
+    notes += changes({**then, "torch": _part(was, "versions").get("torch")}, now) if all(then.values()) else []
+    return ready, trainer, batches, notes
+
+
+def _at_the_start(resolved: Resolved) -> tuple[Assembly, Trainer, TrainBatches]:
+    ready = assemble(resolved)
     trainer, batches = make_trainer(ready), training_batches(ready)
     seed_globals(derive(ready.asked.seed, "dropout"))
-    now = about(ready.asked, environment_of(resolved.device) | {"code": code_of(ready.asked)}, [], ready.hashes)
-    was = read_json(folder / "environment.json")
-    paths = [path for path in written_in(folder) if step_of(path) < step]
-    state, notes = None, []
-    if paths:
-        try:
-            state, notes, problems = state_to_go_on_from(folder, now, paths)
-            trainer.load_state(state["trainer"])
-            notes += problems
-        except InputError as error:
-            state, notes = None, [f"no checkpoint can be used: {error}"]
-    if state:
-        batches = training_batches(ready, state["batches"])
-        restore_generators(state["generators"], trainer.policy.device.type)
-    else:
-        then = {key: _part(was, key) for key in ("fingerprint", "code")}
-        notes += changes({**then, "torch": _part(was, "versions").get("torch")}, now) if all(then.values()) else []
-    return trainer, batches, [*resolved.notes, *_how_it_ended(folder, step), *notes]
+    return ready, trainer, batches
 
 
 def _how_it_ended(folder: Path, step: int) -> list[str]:
@@ -149,16 +151,21 @@ def _take(trainer: Trainer, batches: TrainBatches, total_steps: int, looked_at: 
         return None
     scale, indices, found = trainer.scaler.get_scale(), [], []
 
+    def note(words: str) -> None:
+        which = f"in batch {len(indices)}, " if trainer.plan.accumulation > 1 else ""
+        found.append(f"{which}{words}")
+
     def noted() -> Iterator[Any]:
         for batch in batches:
             indices.append(batches.indices)
-            found.extend(_of_a_batch(batch, indices))
+            for words in _of_a_batch(batch):
+                note(words)
             yield batch
 
     model = trainer.model
     trainer.model = uncompiled(model)  # a compiled one has no modules to look at
     try:
-        with _watching(trainer.model, found):
+        with _watching(trainer.model, note):
             trainer.step(noted())
     finally:
         trainer.model = model
@@ -169,7 +176,7 @@ def _take(trainer: Trainer, batches: TrainBatches, total_steps: int, looked_at: 
     return Look(trainer.done, lr, losses, norm, scale, skipped, indices, found)
 
 
-def _of_a_batch(batch: Any, indices: list[list[int]]) -> list[str]:
+def _of_a_batch(batch: Any) -> list[str]:
     bad = [_nonfinite(leaf) for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
     return [f"the batch itself: {words}" for words in bad if words]
 
@@ -180,7 +187,7 @@ def _of_gradients(model: nn.Module) -> list[str]:
 
 
 @contextmanager
-def _watching(model: nn.Module, found: list[str]) -> Iterator[None]:
+def _watching(model: nn.Module, note: Callable[[str], None]) -> Iterator[None]:
     """Note each module whose output, or the gradient of whose output, is not finite, in the order it comes to be."""
 
     def shown(name: str, module: nn.Module) -> str:
@@ -191,13 +198,13 @@ def _watching(model: nn.Module, found: list[str]) -> Iterator[None]:
             if not isinstance(leaf, Tensor):
                 continue
             if words := _nonfinite(leaf):
-                found.append(f"the output of {shown(name, module)}: {words}{_largest(inputs)}")
+                note(f"the output of {shown(name, module)}: {words}{_largest(inputs)}")
             if leaf.requires_grad:
                 leaf.register_hook(lambda grad: backward(name, module, grad))
 
     def backward(name: str, module: nn.Module, grad: Tensor) -> None:
         if words := _nonfinite(grad):
-            found.append(f"the gradient at the output of {shown(name, module)}: {words}")
+            note(f"the gradient at the output of {shown(name, module)}: {words}")
 
     handles = [
         module.register_forward_hook(lambda module, inputs, output, name=name: after(name, module, inputs, output))

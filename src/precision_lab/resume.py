@@ -4,8 +4,12 @@ A run goes on by itself only where nothing would tell its numbers from those of 
 same configuration, code, versions and hardware. Where the user names the checkpoint, other hardware and code are said.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from torch import Tensor
 
 from precision_lab import checkpoint
 from precision_lab.config import Config, as_values
@@ -15,7 +19,20 @@ from precision_lab.recorder import hash_of
 from precision_lab.redaction import redact
 
 SHOWN = 3  # keys that differ
-PARTS = ("about", "trainer", "batches", "meter", "generators", "findings", "position")
+_PROGRESS = {"step": int, "nonfinite_steps": int, "skipped_steps": int, "skips_in_a_row": int, "loss_scale": float}
+# What a run's state is made of, as far as it is the same for all runs.
+KINDS = {
+    "about": {"arm": str, "config": dict, "code": dict, "torch": str, "fingerprint": dict, "hashes": dict},
+    "trainer": {
+        **{"done": int, "model": dict, "optimizer": dict, "scaler": dict, "window": list, "guarded": list},
+        "progress": {**_PROGRESS, "losses": str, "spikes": dict},
+    },
+    "batches": {"handed_out": int, "hash": str},
+    "meter": {"step_ms": list, "train_s": float, "wait_ms": float, "samples": int, "peaks": dict},
+    "generators": {"torch": Tensor, "numpy": list, "python": list},
+    "findings": {"final": dict, "best": dict, "curve": list, "resumed_at": list, "unreadable": list},
+    "position": {"metrics_bytes": int, "metrics_hash": str, "elapsed_s": float},
+}
 
 
 def about(
@@ -52,16 +69,14 @@ def state_to_go_on_from(
             return state, [f"{path}: {change}" for change in changes(state["about"], now)], problems
         except InputError as error:
             problems.append(str(error))
-        except (KeyError, TypeError, AttributeError) as error:
-            problems.append(f"{path} is no checkpoint of a run: it lacks {error}.")
     older = f" Nor can any of {len(problems) - 1} older ones be used." if len(problems) > 1 else ""
     raise InputError(problems[0] + older if problems else f"{folder} holds no checkpoint.")
 
 
 def _check(state: dict[str, Any], path: Path, folder: Path, now: dict[str, Any]) -> None:
-    if lacking := [part for part in PARTS if not isinstance(state.get(part), dict)]:
-        raise InputError(f"{path} is no checkpoint of a run: it lacks {', '.join(lacking)}.")
-    saved = state["about"]
+    if wrong := next(_wrong_kinds(state, KINDS), None):
+        raise InputError(f"{path} is no checkpoint of a run: its {wrong} is missing or of a wrong kind.")
+    saved, done = state["about"], state["trainer"]["done"]
     if _major(saved["torch"]) != _major(now["torch"]):
         raise InputError(f"{path} was written by torch {saved['torch']}, and this is torch {now['torch']}.")
     if differ := _differences(saved["config"], now["config"]):
@@ -71,14 +86,37 @@ def _check(state: dict[str, Any], path: Path, folder: Path, now: dict[str, Any])
             "trainer.init_from takes its weights alone."
         )
     for name, value in now["hashes"].items():
-        if saved["hashes"][name] != value:
+        if saved["hashes"].get(name) != value:
             words = name.replace("_", " ")
-            raise InputError(f"{path} was written with other {words} (hash {saved['hashes'][name]}, now {value}).")
+            raise InputError(f"{path} was written with other {words} (hash {saved['hashes'].get(name)}, now {value}).")
+    if not 0 <= done * now["config"]["trainer"]["accumulation"] == state["batches"]["handed_out"]:
+        raise InputError(f"{path} is damaged: its trainer and its batches are not of the same step.")
     position, metrics = state["position"], folder / "metrics.jsonl"
-    if not metrics.is_file() or metrics.stat().st_size < position["metrics_bytes"]:
+    if not metrics.is_file() or not 0 <= position["metrics_bytes"] <= metrics.stat().st_size:
         raise InputError(f"{metrics} has lost lines that were there when {path.name} was written.")
     if hash_of(metrics, position["metrics_bytes"]) != position["metrics_hash"]:
         raise InputError(f"{metrics} holds other lines than when {path.name} was written.")
+
+
+def _wrong_kinds(values: dict[str, Any], kinds: dict[str, Any], key: str = "") -> Iterator[str]:
+    """`trainer.done` for each key under which there is no value of its kind."""
+    for name, kind in kinds.items():
+        there = isinstance(values.get(name), dict if isinstance(kind, dict) else kind)
+        if not there:
+            yield f"{key}{name}"
+        elif isinstance(kind, dict):
+            yield from _wrong_kinds(values[name], kind, f"{key}{name}.")
+
+
+@contextmanager
+def damage_told() -> Iterator[None]:
+    """What loading a state raises becomes InputError: with right sums, its values may still be anything."""
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:
+        raise InputError(f"The checkpoint is damaged: {type(error).__name__}: {error}.") from error
 
 
 def changes(saved: dict[str, Any], now: dict[str, Any]) -> list[str]:

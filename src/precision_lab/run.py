@@ -13,6 +13,7 @@ from precision_lab.assemble import (
     Assembly,
     Resolved,
     assemble,
+    go_on_from,
     make_trainer,
     resolve,
     training_batches,
@@ -33,7 +34,7 @@ from precision_lab.logs import log, logging_to
 from precision_lab.meter import Meter
 from precision_lab.recorder import CannotWrite, Recorder, metrics_of, remove_half_written
 from precision_lab.redaction import redact, secrets_in
-from precision_lab.resume import about, state_to_go_on_from
+from precision_lab.resume import about, damage_told, state_to_go_on_from
 from precision_lab.seeds import derive, generator_states, restore_generators, seed_globals
 from precision_lab.stops import Stops, Terminated
 from precision_lab.terminal import BUSY, bar, summary_lines, what_went_wrong
@@ -224,7 +225,7 @@ class _Run:
             state, changes, problems = self.state_to_go_on_from(self.ready)
             if by_itself and changes:
                 raise InputError(" ".join(f"{change}." for change in changes))
-            self.trainer.load_state(state["trainer"])
+            self._load(state)
         except InputError as error:
             if not by_itself:
                 raise
@@ -236,7 +237,12 @@ class _Run:
             log.warning("passed over: %s", problem)
         for change in changes:
             log.warning("goes on all the same: %s", change)
-        self._restore(state)
+        self.checkpoints.begin_after(self.trainer.done)
+        self.recorder.resume(state["position"])
+        if self.mirror:
+            for line in self.recorder.logged():
+                self.mirror.log(line)
+        restore_generators(state["generators"], self.trainer.policy.device.type)  # W&B may have drawn
         log.info("goes on after step %d, from its checkpoint", self.trainer.done)
 
     def state_to_go_on_from(self, ready: Assembly) -> tuple[dict[str, Any], list[str], list[str]]:
@@ -245,17 +251,15 @@ class _Run:
         now = about(self.asked, self.environment, self.secrets, ready.hashes)
         return state_to_go_on_from(self.claim.folder, now, [named] if named else written_in(self.claim.folder))
 
-    def _restore(self, state: dict[str, Any]) -> None:
-        self.batches = training_batches(self.ready, state["batches"])
-        self.meter.load_state(state["meter"])
-        self.found = Findings.of_state(state["findings"])
-        self.found.resumed_at = [*self.found.resumed_at, self.trainer.done]
-        self.recorder.resume(state["position"])
-        self.checkpoints.begin_after(self.trainer.done)
-        if self.mirror:
-            for line in self.recorder.logged():
-                self.mirror.log(line)
-        restore_generators(state["generators"], self.trainer.policy.device.type)
+    def _load(self, state: dict[str, Any]) -> None:
+        """Take up a state; no file is touched. InputError where a part of it is not what it has to be."""
+        with damage_told():
+            self.batches = go_on_from(self.trainer, self.ready, state)
+            self.meter.load_state(state["meter"])
+            found = Findings.of_state(state["findings"])
+            found.resumed_at = [*found.resumed_at, self.trainer.done]
+            self.recorder.learn([*found.final, *found.best])
+            self.found = found
 
     def _state(self) -> dict[str, Any]:
         self.found.add_unreadable(self.unreadable())

@@ -1,6 +1,7 @@
 """What the folder of an earlier run says of it: its config, its log points, its first non-finite step. No torch."""
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ MOST_VALUES = 10_000  # of a config
 def config_of(folder: Path) -> Config:
     """What the run was asked to do. InputError where the folder holds none that can be used here."""
     path = folder / "config.yaml"
-    require(folder.is_dir(), f"{folder} is not a folder; name a run's.")
+    require(os.path.isdir(folder), f"{folder} is not a folder; name a run's.")
     try:
         text = read_file(path).decode()
         values = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))

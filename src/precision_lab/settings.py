@@ -8,7 +8,7 @@ import yaml
 from omegaconf import MISSING, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from precision_lab.config import CONF
+from precision_lab.config import CONF, MOST_GIB
 from precision_lab.errors import InputError, at_least, require
 
 Settings = TypeVar("Settings")
@@ -48,6 +48,7 @@ class LargestBatchConfig:
             self.budget_gib is None or 0 < self.budget_gib < math.inf,
             f"budget_gib={self.budget_gib} must be above 0 and finite, or null.",
         )
+        at_least("budget_gib", self.budget_gib, 0, MOST_GIB)
 
 
 @dataclass

@@ -111,6 +111,12 @@ def ignore_checkpoint_signal() -> None:
     signal.signal(signal.SIGUSR1, lambda number, frame: None)
 
 
+def ignore_signals() -> None:
+    """From here to its end the process ignores signals to stop, and SIGUSR1: all that it had to do is done."""
+    for number in (*STOP_SIGNALS, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
+
+
 def stop_when_closed(pipe: int) -> None:
     """Stop this process, as SIGTERM would, once nobody holds the other end of the file descriptor `pipe`."""
 

@@ -103,7 +103,8 @@ def _is_group(word: str, conf: Path) -> bool:
 
 
 def _names_a_choice(word: str) -> bool:
-    return re.fullmatch(r"[\w./-]+", word.partition("=")[2]) is not None
+    choice = word.partition("=")[2]
+    return bool(re.fullmatch(r"[\w./-]+", choice)) and not re.fullmatch(r"null|true|false|[\d.e+-]+", choice, re.I)
 
 
 def _of_key(cause: BaseException, text: str, key: str, schema: type) -> str:

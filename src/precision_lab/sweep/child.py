@@ -3,7 +3,6 @@
 import io
 import os
 import pickle
-import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import TextIO
 from precision_lab.config import Config, as_values
 from precision_lab.entry import exit_code
 from precision_lab.redaction import redact, secrets_in
-from precision_lab.stops import STOP_SIGNALS, ignore_checkpoint_signal, stop_when_closed
+from precision_lab.stops import ignore_checkpoint_signal, ignore_signals, stop_when_closed
 from precision_lab.streams import lossy
 
 
@@ -56,8 +55,7 @@ def main() -> None:
         return run(order.asked, sweep=True, asked_at=order.asked_at)
 
     code = exit_code(run_it)
-    for number in STOP_SIGNALS:  # all is written: a second one changes nothing
-        signal.signal(number, signal.SIG_IGN)
+    ignore_signals()
     sys.exit(code)
 
 

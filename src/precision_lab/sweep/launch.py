@@ -3,6 +3,7 @@
 import errno
 import os
 import pickle
+import re
 import signal
 import subprocess
 import sys
@@ -212,8 +213,8 @@ class _Running:
         elif own and status != "running":
             job.status, job.reason = status, reason
         elif code == 0 and job.asked.check and any(line.endswith(CHECKED) for line in self._said()):
-            job.status = "checked"
             job.reason = folders.read_json(job.folder / CHECK_FILE).get("out_of_memory") or ""
+            job.status = "out_of_memory" if job.reason else "checked"
         elif not own and (held or busy and status not in folders.FINISHED[job.asked.rerun]):
             job.status, job.reason, job.seconds = "elsewhere", busy or folders.owner(job.folder), None
         elif status in folders.FINISHED[Rerun.never] and not own and left_alone:  # two sweeps share their jobs
@@ -233,7 +234,8 @@ class _Running:
             return _killed_by(-code)
         if code == 0 or own:
             return f"ended with exit code {code} and without a result"
-        return [f"exit code {code}", *self._said()][-1].removeprefix("precision-lab: ")
+        last = [f"exit code {code}", *self._said()][-1]
+        return re.sub(r"^(precision-lab: |[\d-]{10} [\d:,]{12} [A-Z]+ )", "", last)  # the log's own beginning of a line
 
     def _said(self) -> list[str]:
         """The lines of this process in the log: what stands before is an earlier attempt's."""
