@@ -51,7 +51,7 @@ NUMBERS = {
 NUMBERS_OR_NULL = {
     "trainer.grad_clip": ("0", "-1"),
     "trainer.checkpoint_minutes": ("0", "-1"),
-    "device.memory_budget_gib": ("0", "-1"),
+    "device.memory_budget_gib": ("0", "-1", "1e308"),
 }
 FLAGS = ("check", "precision.grad_scaling", "device.channels_last", "device.compile", "probe.memory")
 CHOICES = (

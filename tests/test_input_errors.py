@@ -222,6 +222,9 @@ CASES = {
     # out of range
     "trainer.steps=-1": ("trainer.steps=-1 is too small; it must be at least 1.",),
     "trainer.batch_size=0": ("trainer.batch_size=0 is too small; it must be at least 1.",),
+    "device.memory_budget_gib=1e308": ("device.memory_budget_gib=1e+308 is too large; it must be at most 1048576",),
+    "model=gpt dataset=stdlib_text model.layers=1000000000": ("it must be a whole number from 1 to 10000.",),
+    "trainer.workers=1000": ("trainer.workers=1000 is too large; it must be at most 256.",),
     "seed=-1": ("seed=-1 is out of range; it must be from 0 to 4294967295.",),
     "optimizer.lr=abc": ("optimizer.lr=abc must be a finite number above 0.",),
     "optimizer.lr=nan": ("optimizer.lr=nan must be a finite number above 0.",),
@@ -290,6 +293,12 @@ CASES = {
     "name=${oc.env:NO_SUCH_VARIABLE}": ("NO_SUCH_VARIABLE", "name"),
     "precision=fp32,bf16": ("precision=fp32,bf16", "add -m"),
     "precision=null": ("precision",),
+    "trainer=1 seed=0": ("trainer=1: a config group takes the name of one of its choices.",),
+    "model=null seed=0": ("model=null: a config group takes the name of one of its choices.",),
+    "precision=bf16 -m seed=0,1": ("-m goes first: python train.py -m seed=0,1",),
+    "model=custom model._target_=mine.Net +model.context=abc dataset=stdlib_text": (
+        "model.context=abc is not valid; it must be a whole number of at least 1.",
+    ),
     "~seed": ("seed has no value; every key of the configuration needs one.",),
     "--precision=bf16": ("unrecognized arguments: --precision=bf16. Overrides are written key=value",),
     # sweeps that are none

@@ -341,6 +341,15 @@ def test_a_reference_that_does_not_fit(tmp_path):
     assert made.command == line("precision=bf16")
 
 
+def test_where_nothing_fits_the_next_command_takes_half_the_batch_and_keeps_the_step(tmp_path):
+    lost = [one for arm in ("fp32", "bf16") for one in runs(arm, range(2), status="out_of_memory", reason="made up")]
+    for one in lost:
+        one["config"]["trainer"] |= {"batch_size": 64, "accumulation": 3}
+    made = verdict(tmp_path, lost)
+    smaller = ["trainer.batch_size=32", "trainer.accumulation=6"]
+    assert made.command == line("-m", *smaller, "precision=fp32", "seed=0")
+
+
 def test_a_missing_reference(tmp_path):
     made = verdict(tmp_path, runs("bf16", (0, 2)))
     assert made.headline == NONE

@@ -3,12 +3,15 @@
 import contextlib
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 
 import pytest
 
 from precision_lab import stops as stops_module
+from precision_lab.config import ROOT
 from precision_lab.errors import InputError
 from precision_lab.recorder import metrics_of
 from precision_lab.stops import HURRY_S, Stops, Terminated, stop_when_closed
@@ -114,3 +117,10 @@ def test_what_nohup_ignores_stays_ignored():
 def test_metrics_that_a_task_states_wrongly_are_refused(metrics):
     with pytest.raises(InputError, match=r'^task: metrics must be like {"mae": \("dollars", "lower"\)}'):
         metrics_of(type("Task", (), {"metrics": metrics}))
+
+
+def test_at_its_end_a_process_dies_by_no_signal_any_more():
+    code = "import atexit, os, signal; from precision_lab.stops import *; ignore_signals(); "
+    code += "atexit.register(lambda: [os.kill(os.getpid(), number) for number in (*STOP_SIGNALS, signal.SIGUSR1)])"
+    done = subprocess.run([sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": str(ROOT / "src")})
+    assert done.returncode == 0

@@ -42,7 +42,7 @@ def status(word, reason="", **more):
     (here / "status.json").write_text(json.dumps(values))
 
 def wait_for(path):
-    for _ in range(1000):
+    for _ in range(6000):
         if path.exists():
             return
         time.sleep(0.01)
@@ -91,7 +91,7 @@ import fcntl, sys, time
 log = open(sys.argv[1] + "/train.log", "a")
 fcntl.lockf(log, fcntl.LOCK_EX)
 print(flush=True)
-time.sleep(60)
+time.sleep(600)
 """
 HERE = {"device": "cpu"}
 COMPLETED = "status('completed')"
@@ -155,7 +155,7 @@ def write_status(folder, status, **more):
 
 
 def wait_until(condition):
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < end, "it did not come about"
         time.sleep(0.01)
@@ -481,6 +481,23 @@ def test_a_check_is_checked_or_failed(tmp_path):
     assert stands(jobs) == [("checked", ""), ("failed", "seed is wrong"), ("failed", nothing)]
 
 
+def test_a_check_says_which_jobs_do_not_fit(tmp_path):
+    code = f"""
+    (order.folder / "check.json").write_text(json.dumps(dict(out_of_memory="out of memory in the forward pass")))
+    print('bf16: {CHECKED}')
+    """
+    jobs = jobs_of(tmp_path, code, check=True)
+    assert run_all(jobs) == 0
+    assert stands(jobs) == [("out_of_memory", "out of memory in the forward pass")]
+
+
+def test_the_last_word_of_a_job_is_told_without_the_beginning_of_the_log_s_line(tmp_path):
+    said = "2026-01-31 12:00:00,123 ERROR not gone on with: KeyError: 'a'"
+    jobs = jobs_of(tmp_path, f"print({said!r}); sys.exit(1)")
+    assert run_all(jobs) == 1
+    assert stands(jobs) == [("failed", "not gone on with: KeyError: 'a'")]
+
+
 def test_a_check_of_a_job_that_was_run_before_is_checked(tmp_path):
     jobs = jobs_of(tmp_path, f"print('bf16: {CHECKED}')", check=True)
     write_status(jobs[0].folder, "completed")
@@ -601,7 +618,7 @@ def test_a_signal_to_the_sweep_reaches_the_job_and_the_rest_is_not_run(tmp_path,
     process = lead(jobs)
     wait_until((jobs[0].folder / "ready").exists)
     process.send_signal(getattr(signal, name))
-    out, _ = process.communicate(timeout=10)
+    out, _ = process.communicate(timeout=60)
     assert process.returncode == code
     assert json.loads(out) == [["interrupted", ""], ["not run", "interrupted before it began"]]
     assert (jobs[0].folder / "signal").read_text() == name
@@ -668,7 +685,7 @@ def test_a_job_that_ignores_signals_is_killed_when_patience_ends(tmp_path, monke
     when(jobs[0].folder / "ready", lambda: os.kill(os.getpid(), signal.SIGTERM))
     began = time.monotonic()
     assert run_all(jobs) == 143
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 25
     pid = json.loads((jobs[0].folder / "status.json").read_text())["pid"]
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
@@ -685,7 +702,7 @@ def test_a_job_that_has_not_read_what_it_is_given_holds_up_nothing(tmp_path):
     when(tmp_path / "ready", lambda: os.kill(os.getpid(), signal.SIGTERM))
     began = time.monotonic()
     assert run_all(jobs, child=unread) == 143
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 25
     assert stands(jobs) == [("interrupted", "")]
 
 
@@ -833,7 +850,7 @@ def test_the_real_job_stops_as_at_sigterm_when_the_sweep_is_gone(tmp_path):
         raise SystemExit(143)
     signal.signal(signal.SIGTERM, end)
     (Path(asked.paths.outputs) / "ready").touch()
-    time.sleep(20)
+    time.sleep(600)
     """
     jobs = jobs_of(tmp_path, code)
     jobs[0].folder.mkdir()
@@ -844,7 +861,7 @@ def test_the_real_job_stops_as_at_sigterm_when_the_sweep_is_gone(tmp_path):
         wait_until((jobs[0].folder / "ready").exists)
         assert process.poll() is None
         process.stdin.close()
-        assert process.wait(timeout=10) == 143
+        assert process.wait(timeout=60) == 143
     assert (jobs[0].folder / "end").exists()
 
 
@@ -879,6 +896,6 @@ def test_a_process_that_a_job_leaves_behind_holds_up_nothing(tmp_path):
     began = time.monotonic()
     try:
         assert run_all(jobs) == 0
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < 25
     finally:
         os.kill(int((jobs[0].folder / "worker").read_text()), signal.SIGKILL)

@@ -259,7 +259,16 @@ def _without_reference(comparison: Comparison, candidates: list[Row]) -> Verdict
             "smaller learning rate or batch."
         ]
     seeds = sorted({run.seed for row in candidates for run in row.counted}) or [0]
-    return Verdict(_NONE, sentences, _sweep(comparison, [tried] if tried else [], seeds, [] if tried else [name]))
+    smaller = _half_the_batch(comparison) if tried and tried.statuses["out_of_memory"] else []
+    rows, names = ([tried], []) if tried else ([], [name])
+    return Verdict(_NONE, sentences, _sweep(comparison, rows, seeds, names, smaller))
+
+
+def _half_the_batch(comparison: Comparison) -> list[str]:
+    """Words by which a step takes half the memory and stays the same."""
+    batch, accumulation = (comparison.config.get(f"trainer.{key}") for key in ("batch_size", "accumulation"))
+    even = all(type(one) is int for one in (batch, accumulation)) and batch % 2 == 0
+    return [f"trainer.batch_size={batch // 2}", f"trainer.accumulation={2 * accumulation}"] if even else []
 
 
 # --- the command ---------------------------------------------------------------------------------------------------
@@ -308,8 +317,14 @@ def _train(comparison: Comparison, row: Row) -> str:
     )
 
 
-def _sweep(comparison: Comparison, rows: list[Row], seeds: list[int], names: Iterable[str] = ()) -> str:
-    """One sweep of the plain arms and one of each that has changes, joined by &&."""
+def _sweep(
+    comparison: Comparison,
+    rows: list[Row],
+    seeds: list[int],
+    names: Iterable[str] = (),
+    changes: Iterable[str] = (),
+) -> str:
+    """One sweep of the plain arms and one of each that has changes, joined by &&; `changes` are of the experiment."""
     consecutive = len(seeds) > 10 and seeds == list(range(seeds[0], seeds[-1] + 1))
     chosen = f"range({seeds[0]},{seeds[-1] + 1})" if consecutive else ",".join(map(str, seeds))
     plain = [row.settings["name"] for row in rows if not _changes(row)] + list(names)
@@ -317,7 +332,7 @@ def _sweep(comparison: Comparison, rows: list[Row], seeds: list[int], names: Ite
     arms += [[f"precision={row.settings['name']}", *_changes(row)] for row in rows if _changes(row)]
     again = ["rerun=failed"] if any(row.statuses["failed"] for row in rows) else []  # else they count as finished
     lines = [
-        command_line("train.py", ["-m", *experiment_overrides(comparison), *words, f"seed={chosen}", *again])
+        command_line("train.py", ["-m", *experiment_overrides(comparison), *changes, *words, f"seed={chosen}", *again])
         for words in arms
     ]
     return " && ".join(dict.fromkeys(lines))
