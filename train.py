@@ -19,7 +19,7 @@ from precision_lab import config  # noqa: E402
 from precision_lab.entry import exit_code, print_what_can_be, refuse  # noqa: E402
 from precision_lab.errors import Ended, InputError  # noqa: E402
 from precision_lab.folders import check_named  # noqa: E402
-from precision_lab.stops import ignore_checkpoint_signal, ignore_signals  # noqa: E402
+from precision_lab.stops import end_at_once, ignore_checkpoint_signal, ignore_signals_at_exit  # noqa: E402
 from precision_lab.wording import is_composing, word  # noqa: E402
 
 
@@ -29,7 +29,6 @@ def main(composed) -> None:
     sweep = HydraConfig.get().mode is RunMode.MULTIRUN
     code = exit_code(lambda: train(composed, HydraConfig.get().runtime.choices.get("experiment"), sweep))
     if not sweep:
-        ignore_signals()
         sys.exit(code)
     if code:  # for Hydra to go on with the other jobs
         raise Ended(code)
@@ -48,6 +47,7 @@ def train(composed, experiment, sweep) -> int:
 
 
 if __name__ == "__main__":
+    ignore_signals_at_exit()
     print_what_can_be()
     config.register()
     ignore_checkpoint_signal()
@@ -55,6 +55,9 @@ if __name__ == "__main__":
         signal.signal(signal.SIGINT, ctrl_c)
         config.check_options(sys.argv[1:])
         main()
+    except SystemExit as end:
+        end_at_once(end.code)
+        raise
     except Ended as end:
         sys.exit(end.code)
     except InputError as error:  # a sweep's, before its first job

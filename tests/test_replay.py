@@ -117,9 +117,12 @@ def test_from_the_start_it_is_the_same_step_bit_for_bit(planted, monkeypatch, tm
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        (lambda state: state["trainer"].pop("guarded"), r"its trainer\.guarded is missing or of a wrong kind\.$"),
-        (lambda state: state["trainer"]["optimizer"].update(param_groups=[]), "AdamW does not take its state back: "),
-        (lambda state: state["generators"].update(python=[3]), "The checkpoint is damaged: ValueError: "),
+        (lambda state: state["trainer"].pop("guarded"), r"lacks trainer\.guarded, or holds another kind"),
+        (
+            lambda state: state["trainer"]["optimizer"].update(param_groups=[]),
+            "cannot be loaded: ValueError: loaded state dict has",
+        ),
+        (lambda state: state["generators"].update(python=[3]), "cannot be loaded: ValueError: "),
     ],
 )
 def test_a_checkpoint_of_which_a_part_is_wrong_is_passed_over_with_all_of_it(

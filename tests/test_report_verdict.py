@@ -341,13 +341,20 @@ def test_a_reference_that_does_not_fit(tmp_path):
     assert made.command == line("precision=bf16")
 
 
-def test_where_nothing_fits_the_next_command_takes_half_the_batch_and_keeps_the_step(tmp_path):
-    lost = [one for arm in ("fp32", "bf16") for one in runs(arm, range(2), status="out_of_memory", reason="made up")]
-    for one in lost:
-        one["config"]["trainer"] |= {"batch_size": 64, "accumulation": 3}
+def test_where_no_arm_fits_the_next_command_takes_a_batch_that_does_for_all_arms(tmp_path):
+    told = "out of memory in the forward pass of step 1 at 4 GiB (batch 64); a batch of 16 fits: "
+    reasons = {"fp32": "trainer.batch_size=16 trainer.accumulation=4 keeps the step", "bf16": "trainer.batch_size=32"}
+    lost = [
+        one
+        for arm, words in reasons.items()
+        for one in runs(arm, range(2), words=["trainer.batch_size=64"], status="out_of_memory", reason=told + words)
+    ]
     made = verdict(tmp_path, lost)
-    smaller = ["trainer.batch_size=32", "trainer.accumulation=6"]
-    assert made.command == line("-m", *smaller, "precision=fp32", "seed=0")
+    fits = ["trainer.batch_size=16", "trainer.accumulation=4"]
+    assert made.command == line("-m", *fits, "precision=fp32,bf16", "seed=0")
+    assert made.sentences == [
+        "fp32, the reference arm, ran out of memory. With a batch that it fits all arms can be compared."
+    ]
 
 
 def test_a_missing_reference(tmp_path):

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 import warnings
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,7 @@ from precision_lab import checkpoint, folders
 from precision_lab import run as run_module
 from precision_lab.config import compose
 from precision_lab.errors import InputError
-from precision_lab.resume import state_to_go_on_from
+from precision_lab.resume import go_on
 from precision_lab.sweep.lead import lead
 from precision_lab.torture import compared, differences
 from precision_lab.trainer import Trainer
@@ -553,8 +554,67 @@ def test_a_state_that_is_refused_half_way_leaves_nothing_in_the_run_that_starts_
     first = killed(tmp_path / "outputs", sweep=True)
     second = attempt(tmp_path / "outputs", sweep=True, before=refusing)
     assert (second.code, second.result["resumed_at"], second.folder) == (0, [], first.folder), second.said
-    assert "starting over (what was there is kept under attempts/): The rest is lacking." in second.said
+    said = r"starting over \(what was there is kept under attempts/\): \S+_00000006.pt cannot be loaded: The rest is l"
+    assert re.search(said, second.said)
     assert compared(alone.folder, second.folder) == []
+
+
+def test_one_that_cannot_be_loaded_is_passed_over_for_the_one_before(tmp_path, alone):
+    first = killed(tmp_path / "outputs", sweep=True)
+    newest = checkpoint.written_in(first.folder)[0]
+    state = checkpoint.read(newest)
+    state["trainer"]["optimizer"]["param_groups"] = []
+    torch.save(state, newest)
+    second = attempt(tmp_path / "outputs", sweep=True)
+    assert (second.code, second.result["resumed_at"]) == (0, [3])
+    assert f"passed over: {newest} cannot be loaded: ValueError: loaded state dict has a different" in second.said
+    assert compared(alone.folder, second.folder) == []
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory."), OSError(5, "Input/output error")])
+def test_what_is_no_fault_of_the_checkpoint_leaves_all_to_the_next_attempt(tmp_path, alone, error):
+    def refusing():
+        def load_state(trainer, state):
+            raise error
+
+        Trainer.load_state = load_state
+
+    first = killed(tmp_path / "outputs", sweep=True)
+    before = contents(first.folder)
+    second = attempt(tmp_path / "outputs", sweep=True, before=refusing)
+    assert (second.code, "not gone on with: " in second.said) == (1, True)
+    assert contents(first.folder) | {"train.log": b""} == before | {"train.log": b""}
+    third = attempt(tmp_path / "outputs", sweep=True)
+    assert (third.code, third.result["resumed_at"]) == (0, [6])
+    assert compared(alone.folder, third.folder) == []
+
+
+def test_starting_over_lets_go_of_what_was_built_before(tmp_path):
+    """What a single run has built before its folder was known, and the state that was loaded into it."""
+
+    def watched():
+        built, build = [], run_module._build
+        step = Trainer.step
+
+        def noted(resolved):
+            parts = build(resolved)
+            built.append(weakref.ref(parts[1].model))
+            return parts
+
+        def counted(trainer, batches):
+            print("models alive:", sum(one() is not None for one in built), "of", len(built))
+            step(trainer, batches)
+
+        def load_state(trainer, state):
+            raise InputError("The rest is lacking.")
+
+        run_module._build, Trainer.step, Trainer.load_state = noted, counted, load_state
+
+    killed(tmp_path / "outputs")
+    second = attempt(tmp_path / "outputs", before=watched)
+    assert second.code == 0, second.said
+    assert "models alive: 1 of 3" in second.said  # two checkpoints were tried
+    assert "models alive: 2" not in second.said
 
 
 def test_an_attempt_that_fails_before_it_goes_on_leaves_what_there_is_to_the_next(tmp_path, alone):
@@ -657,13 +717,18 @@ def test_a_file_with_parts_missing_is_no_checkpoint_of_a_run(tmp_path, alone):
     (path, *_) = checkpoint.written_in(alone.folder)
     state = checkpoint.read(path)
     now = state["about"]
-    assert state_to_go_on_from(alone.folder, now, [path])[0]["trainer"]["done"] == 8
+
+    def found_in(*paths):
+        state, _, passed_over = go_on(alone.folder, now, list(paths), lambda state: None, lambda: None)
+        return state, passed_over
+
+    assert found_in(path)[0]["trainer"]["done"] == 8
     for change in ({"about": None}, {"about": {}}, {"position": {}}, {"findings": [1]}):
         spoiled = tmp_path / "step_00000001.pt"
         torch.save(state | change, spoiled)
-        with pytest.raises(InputError, match=rf"^{re.escape(str(spoiled))} is no checkpoint of a run"):
-            state_to_go_on_from(alone.folder, now, [spoiled])
-        found, _, passed_over = state_to_go_on_from(alone.folder, now, [spoiled, path])
+        with pytest.raises(InputError, match=rf"^{re.escape(str(spoiled))} lacks "):
+            found_in(spoiled)
+        found, passed_over = found_in(spoiled, path)
         assert str(spoiled) in passed_over[0]
         assert list(differences(found, state, "found")) == []
 

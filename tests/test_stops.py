@@ -119,8 +119,30 @@ def test_metrics_that_a_task_states_wrongly_are_refused(metrics):
         metrics_of(type("Task", (), {"metrics": metrics}))
 
 
-def test_at_its_end_a_process_dies_by_no_signal_any_more():
-    code = "import atexit, os, signal; from precision_lab.stops import *; ignore_signals(); "
-    code += "atexit.register(lambda: [os.kill(os.getpid(), number) for number in (*STOP_SIGNALS, signal.SIGUSR1)])"
-    done = subprocess.run([sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": str(ROOT / "src")})
-    assert done.returncode == 0
+END = """
+import atexit, os, signal
+from precision_lab import stops
+
+stops.ignore_signals_at_exit()
+{}
+def send():
+    for number in (signal.SIGUSR1, signal.SIGTERM):
+        os.kill(os.getpid(), number)
+
+"""
+
+
+@pytest.mark.parametrize(
+    ("ends", "code"),
+    [
+        # pytest's own hooks aside, this is what comes last: a module's end, when handlers are gone
+        ("class Last:\n    def __del__(self): send()\nlast = Last()", 0),
+        ("stops.ignore_checkpoint_signal(); stops.end_at_once(3); atexit.register(send)", 3),
+        ("stops.ignore_checkpoint_signal(); atexit.register(send)", -signal.SIGTERM),  # it hangs, and is ended
+    ],
+)
+def test_at_its_end_a_process_takes_no_harm_from_a_signal_and_can_be_ended_where_it_hangs(ends, code):
+    done = subprocess.run(
+        [sys.executable, "-c", END.format("") + ends], env=os.environ | {"PYTHONPATH": str(ROOT / "src")}, timeout=60
+    )
+    assert done.returncode == code

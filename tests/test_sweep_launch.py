@@ -450,12 +450,14 @@ def test_a_failure_elsewhere_stops_as_one_here_does(tmp_path, held):
     assert [one.status for one in jobs] == ["failed", "completed", "not run"]
 
 
+@pytest.mark.parametrize("since", [True, False])
 @pytest.mark.parametrize("rerun", Rerun)
-def test_what_failed_in_another_process_is_before_only_if_such_are_left(tmp_path, rerun):
+def test_what_failed_in_another_process_is_before_if_such_are_left_or_if_it_has_failed_since(tmp_path, rerun, since):
     jobs = jobs_of(tmp_path, "print('own words'); sys.exit(1)", rerun=rerun)
-    write_status(jobs[0].folder, "failed", reason="theirs")
+    write_status(jobs[0].folder, "failed", reason="theirs", updated=jobs[0].asked_at + (1 if since else -1))
     assert run_all(jobs) == 1
-    expected = ("failed", "theirs", True) if rerun is Rerun.never else ("failed", "own words", False)
+    left = since or rerun is Rerun.never
+    expected = ("failed", "theirs", True) if left else ("failed", "own words", False)
     assert (jobs[0].status, jobs[0].reason, jobs[0].before) == expected
 
 

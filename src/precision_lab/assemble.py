@@ -18,7 +18,6 @@ from precision_lab.errors import InputError
 from precision_lab.hashing import content_hash
 from precision_lab.optim import build_optimizer, check_schedule
 from precision_lab.precision import Policy, perturb
-from precision_lab.resume import damage_told
 from precision_lab.seeds import derive, restore_generators, seed_globals
 from precision_lab.task import Task
 from precision_lab.trainer import Trainer
@@ -191,12 +190,11 @@ def training_batches(ready: Assembly, state: dict[str, Any] | None = None) -> Tr
 def go_on_from(trainer: Trainer, ready: Assembly, state: dict[str, Any]) -> TrainBatches:
     """Bring the trainer and the global generators to where a checkpoint's state has them; return the batches to come.
 
-    InputError where the state is damaged or another model's; then the trainer is of no use any more.
+    Raises anything where the state is damaged or another model's; then the trainer is of no use any more.
     """
-    with damage_told():
-        trainer.load_state(state["trainer"])
-        batches = training_batches(ready, state["batches"])
-        restore_generators(state["generators"], trainer.policy.device.type)
+    trainer.load_state(state["trainer"])
+    batches = training_batches(ready, state["batches"])
+    restore_generators(state["generators"], trainer.policy.device.type)
     return batches
 
 

@@ -252,11 +252,8 @@ def _shown(kind: tuple[tuple[int, ...], torch.dtype] | None) -> str:
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Put an optimizer's state back, bit by bit. InputError where it does not take it."""
-    try:
-        optimizer.load_state_dict(state)
-    except Exception as error:  # one of the user's can raise anything
-        raise InputError(f"{type(optimizer).__name__} does not take its state back: {error}.") from error
+    """Put an optimizer's state back, bit by bit; it must be over the same parameters."""
+    optimizer.load_state_dict(state)
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     for number, saved in state["state"].items():
         if not isinstance(number, int):  # of no parameter

@@ -4,6 +4,7 @@ Goes from the nearest checkpoint, or from the start, which seeds make anew. What
 what the run recorded, so that a replay on another machine or with other code is told from the real thing.
 """
 
+import gc
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from precision_lab import hardware
 from precision_lab.assemble import Assembly, Resolved, assemble, go_on_from, make_trainer, resolve, training_batches
 from precision_lab.batches import TrainBatches
 from precision_lab.checkpoint import step_of, uncompiled, written_in
@@ -24,7 +26,7 @@ from precision_lab.environment import environment_of
 from precision_lab.errors import InputError
 from precision_lab.folders import read_json, read_status
 from precision_lab.loading import WorkerDied
-from precision_lab.resume import about, changes, state_to_go_on_from
+from precision_lab.resume import about, changes, go_on
 from precision_lab.run_folder import log_points
 from precision_lab.seeds import derive, seed_globals
 from precision_lab.targets import raised
@@ -107,20 +109,30 @@ def _as_it_was(folder: Path, asked: Config) -> Config:
 
 def _taken_up(folder: Path, resolved: Resolved, step: int) -> tuple[Assembly, Trainer, TrainBatches, list[str]]:
     """All that it takes to go on from the last checkpoint before the step that can be used, or from the start."""
-    ready, trainer, batches = _at_the_start(resolved)
-    now = about(ready.asked, environment_of(resolved.device) | {"code": code_of(ready.asked)}, [], ready.hashes)
+    parts = list(_at_the_start(resolved))
+    environment = environment_of(resolved.device) | {"code": code_of(resolved.asked)}
+    now = about(resolved.asked, environment, [], parts[0].hashes)
     paths, notes = [path for path in written_in(folder) if step_of(path) < step], []
+
+    def load(state: dict[str, Any]) -> None:
+        parts[2] = go_on_from(parts[1], parts[0], state)
+
+    def begin_anew() -> None:
+        parts.clear()
+        gc.collect()
+        hardware.release_cached_memory()
+        parts.extend(_at_the_start(resolved))
+
     try:
         if paths:
-            state, differ, problems = state_to_go_on_from(folder, now, paths)
-            return ready, trainer, go_on_from(trainer, ready, state), [*differ, *problems]
+            _, differ, problems = go_on(folder, now, paths, load, begin_anew)
+            return *parts, [*differ, *problems]
     except InputError as error:
         notes.append(f"no checkpoint can be used: {error}")
-        ready, trainer, batches = _at_the_start(resolved)  # a part of the state may have been loaded
     was = read_json(folder / "environment.json")
     then = {key: _part(was, key) for key in ("fingerprint", "code")}
     notes += changes({**then, "torch": _part(was, "versions").get("torch")}, now) if all(then.values()) else []
-    return ready, trainer, batches, notes
+    return *parts, notes
 
 
 def _at_the_start(resolved: Resolved) -> tuple[Assembly, Trainer, TrainBatches]:

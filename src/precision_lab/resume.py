@@ -4,14 +4,13 @@ A run goes on by itself only where nothing would tell its numbers from those of 
 same configuration, code, versions and hardware. Where the user names the checkpoint, other hardware and code are said.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from precision_lab import checkpoint
+from precision_lab import checkpoint, hardware
 from precision_lab.config import Config, as_values
 from precision_lab.errors import InputError
 from precision_lab.identity import arm_label, counted, differing
@@ -25,6 +24,7 @@ KINDS = {
     "about": {"arm": str, "config": dict, "code": dict, "torch": str, "fingerprint": dict, "hashes": dict},
     "trainer": {
         **{"done": int, "model": dict, "optimizer": dict, "scaler": dict, "window": list, "guarded": list},
+        "unlogged": dict | None,
         "progress": {**_PROGRESS, "losses": str, "spikes": dict},
     },
     "batches": {"handed_out": int, "hash": str},
@@ -53,29 +53,52 @@ def about(
     )
 
 
-def state_to_go_on_from(
-    folder: Path, now: dict[str, Any], paths: list[Path]
+def go_on(
+    folder: Path,
+    now: dict[str, Any],
+    paths: list[Path],
+    load: Callable[[dict[str, Any]], None],
+    begin_anew: Callable[[], None],
+    as_it_was: bool = False,
 ) -> tuple[dict[str, Any], list[str], list[str]]:
-    """The first of these checkpoints of a run's folder that can be used: its state, in what the run has changed since,
-    and why those before it cannot be used.
+    """Load the first of these checkpoints of a run's folder that can be used.
 
-    `now` is what this run is, by `about`. InputError if there is none, with the reasons.
+    `now` is what this run is, by `about`; `begin_anew` is called where `load` failed half way. Returns the state, in
+    what the run has changed since, which with `as_it_was` is nothing, and why those before cannot be used. InputError
+    if none can be used, with the reasons.
     """
     problems: list[str] = []
     for path in paths:
         try:
-            state = checkpoint.read(path)
-            _check(state, path, folder, now)
-            return state, [f"{path}: {change}" for change in changes(state["about"], now)], problems
+            state, changed = checked(path, folder, now)
+            if as_it_was and changed:
+                raise InputError(" ".join(f"{change}." for change in changed))
         except InputError as error:
             problems.append(str(error))
+            continue
+        try:
+            load(state)
+            return state, changed, problems
+        except Exception as error:
+            if not isinstance(error, InputError) and (hardware.is_out_of_memory(error) or isinstance(error, OSError)):
+                raise  # which is no fault of the checkpoint's
+            said = str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {str(error).rstrip('.')}."
+            problems.append(f"{path} cannot be loaded: {said}")
+        begin_anew()
     older = f" Nor can any of {len(problems) - 1} older ones be used." if len(problems) > 1 else ""
     raise InputError(problems[0] + older if problems else f"{folder} holds no checkpoint.")
 
 
+def checked(path: Path, folder: Path, now: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """The state that a checkpoint holds, and in what the run has changed since. InputError where it can't be used."""
+    state = checkpoint.read(path)
+    _check(state, path, folder, now)
+    return state, [f"{path}: {change}" for change in changes(state["about"], now)]
+
+
 def _check(state: dict[str, Any], path: Path, folder: Path, now: dict[str, Any]) -> None:
     if wrong := next(_wrong_kinds(state, KINDS), None):
-        raise InputError(f"{path} is no checkpoint of a run: its {wrong} is missing or of a wrong kind.")
+        raise InputError(f"{path} lacks {wrong}, or holds another kind of value there: damaged, or of other code.")
     saved, done = state["about"], state["trainer"]["done"]
     if _major(saved["torch"]) != _major(now["torch"]):
         raise InputError(f"{path} was written by torch {saved['torch']}, and this is torch {now['torch']}.")
@@ -106,17 +129,6 @@ def _wrong_kinds(values: dict[str, Any], kinds: dict[str, Any], key: str = "") -
             yield f"{key}{name}"
         elif isinstance(kind, dict):
             yield from _wrong_kinds(values[name], kind, f"{key}{name}.")
-
-
-@contextmanager
-def damage_told() -> Iterator[None]:
-    """What loading a state raises becomes InputError: with right sums, its values may still be anything."""
-    try:
-        yield
-    except InputError:
-        raise
-    except Exception as error:
-        raise InputError(f"The checkpoint is damaged: {type(error).__name__}: {error}.") from error
 
 
 def changes(saved: dict[str, Any], now: dict[str, Any]) -> list[str]:

@@ -1,11 +1,13 @@
 """One run, start to end: the only module that knows the order of things and owns the run's status."""
 
+import gc
 import math
 import os
 import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from precision_lab import folders, hardware, identity
@@ -34,7 +36,7 @@ from precision_lab.logs import log, logging_to
 from precision_lab.meter import Meter
 from precision_lab.recorder import CannotWrite, Recorder, metrics_of, remove_half_written
 from precision_lab.redaction import redact, secrets_in
-from precision_lab.resume import about, damage_told, state_to_go_on_from
+from precision_lab.resume import about, go_on
 from precision_lab.seeds import derive, generator_states, restore_generators, seed_globals
 from precision_lab.stops import Stops, Terminated
 from precision_lab.terminal import BUSY, bar, summary_lines, what_went_wrong
@@ -45,11 +47,9 @@ from precision_lab.trainer import BETWEEN_STEPS, EVALUATION, Progress, Trainer, 
 def run(asked: Config, sweep: bool = False, asked_at: float = math.inf) -> int:
     """Do what was asked and return the exit code: 0 done, 1 failed, 2 wrong input, 130 or 143 interrupted.
 
-    A single run gets a folder of its own, once its input is known to be right: an InputError means
-    that nothing was written. A job of a `sweep` has the folder its content names, which tells whatever
-    became of it; it is left alone if it is finished, or being run by another process. `asked_at`, in seconds
-    since 1970: what was finished after it counts as that in spite of `rerun`. What was stopped or killed
-    before its end goes on from its last checkpoint.
+    A single run gets a folder of its own, once its input is known to be right: an InputError means that nothing was
+    written. A job of a `sweep` has the folder its content names; it is left alone if it is finished, by `rerun` or
+    since `asked_at` (seconds since 1970), or being run by another process. What was stopped or killed goes on.
     """
     if sweep:
         _refuse_a_second_job()
@@ -76,8 +76,9 @@ def run(asked: Config, sweep: bool = False, asked_at: float = math.inf) -> int:
                 return 1 if claim.status == "failed" else 0
         with claim.log, logging_to(claim.log, secrets):
             one = _Run(resolved, parts, claim, environment, secrets, stops)
+            del parts  # `one` may let go of them
             if claim.named:  # refused before anything of it is touched
-                one.state_to_go_on_from(parts[0])
+                one.refuse_what_cannot_go_on()
             return one.to_the_end()
 
 
@@ -119,9 +120,9 @@ class _Run:
         self.recorder = Recorder(claim.folder, secrets)
         self.checkpoints: Checkpoints | None = None
         self.kept_at: int | None = None  # steps done at the last checkpoint of this process
+        self.ready: Assembly | None = None
         self.trainer: Trainer | None = None
-        self.training = False
-        self.taken_over = False
+        self.training = self.taken_over = False
         self.found = Findings()
         self.hashes: dict[str, str] = {}
         self.memory: dict[str, Any] | None = None
@@ -188,20 +189,20 @@ class _Run:
         log.info("%s -> %s", identity.title(self.asked), self.recorder.folder)
         self.mirror = mirror_of(self.asked, self.resolved.device.type, self.environment, self.secrets)
         self._take(self.parts or _build(self.resolved))
-        ready = self.ready
-        for note in ready.notes:
+        self.parts = None
+        for note in self.ready.notes:
             log.info(note)
         if self.trainer.guard.syncs:
             optimizer = type(self.trainer.optimizer).__name__
             log.info("%s takes no flag to skip a step by: each step waits for the device", optimizer)
-        self.environment |= {"backend_flags": ready.flags, "label_proof": ready.proof}
-        self.recorder.metrics |= metrics_of(ready.workload.task)
-        self.hashes |= ready.hashes
+        self.environment |= {"backend_flags": self.ready.flags, "label_proof": self.ready.proof}
+        self.recorder.metrics |= metrics_of(self.ready.workload.task)
+        self.hashes |= self.ready.hashes
         plan = self.asked.trainer
         self.checkpoints = Checkpoints(self.claim.folder, plan.checkpoint_every, plan.checkpoint_minutes)
         if self.goes_on:
             self._go_on()
-        self._describe(total_steps=ready.total_steps)
+        self._describe(total_steps=self.ready.total_steps)
 
     def _take(self, parts: Parts) -> None:
         """Train with these, from the first step on."""
@@ -222,15 +223,11 @@ class _Run:
         """Take up the state of the last checkpoint; where there is none that can be used, start over."""
         by_itself = self.asked.trainer.resume == "auto"
         try:
-            state, changes, problems = self.state_to_go_on_from(self.ready)
-            if by_itself and changes:
-                raise InputError(" ".join(f"{change}." for change in changes))
-            self._load(state)
+            state, changes, problems = go_on(*self._to_go_on_from(), self._load, self._begin_anew, by_itself)
         except InputError as error:
             if not by_itself:
                 raise
             log.info("starting over (what was there is kept under attempts/): %s", error)
-            self._take(_build(self.resolved))  # those before may hold a part of the state
             folders.set_aside(self.claim.folder)
             return
         for problem in problems:
@@ -245,26 +242,38 @@ class _Run:
         restore_generators(state["generators"], self.trainer.policy.device.type)  # W&B may have drawn
         log.info("goes on after step %d, from its checkpoint", self.trainer.done)
 
-    def state_to_go_on_from(self, ready: Assembly) -> tuple[dict[str, Any], list[str], list[str]]:
-        """Of the named or the newest checkpoint, as in `resume`. InputError where none can be used."""
-        named = self.claim.checkpoint
-        now = about(self.asked, self.environment, self.secrets, ready.hashes)
-        return state_to_go_on_from(self.claim.folder, now, [named] if named else written_in(self.claim.folder))
+    def refuse_what_cannot_go_on(self) -> None:
+        """InputError where what the user named cannot be used, as far as can be told without loading it."""
+        go_on(*self._to_go_on_from(), lambda state: None, lambda: None)
+
+    def _to_go_on_from(self) -> tuple[Path, dict[str, Any], list[Path]]:
+        named, folder = self.claim.checkpoint, self.claim.folder
+        return folder, self._about(), [named] if named else written_in(folder)
+
+    def _about(self) -> dict[str, Any]:
+        return about(self.asked, self.environment, self.secrets, (self.ready or self.parts[0]).hashes)
 
     def _load(self, state: dict[str, Any]) -> None:
-        """Take up a state; no file is touched. InputError where a part of it is not what it has to be."""
-        with damage_told():
-            self.batches = go_on_from(self.trainer, self.ready, state)
-            self.meter.load_state(state["meter"])
-            found = Findings.of_state(state["findings"])
-            found.resumed_at = [*found.resumed_at, self.trainer.done]
-            self.recorder.learn([*found.final, *found.best])
-            self.found = found
+        """Take up a state; no file is touched."""
+        self.batches = go_on_from(self.trainer, self.ready, state)
+        self.meter.load_state(state["meter"])
+        found = Findings.of_state(state["findings"])
+        found.resumed_at = [*found.resumed_at, self.trainer.done]
+        self.recorder.learn([*found.final, *found.best])
+        self.found = found
+
+    def _begin_anew(self) -> None:
+        """Let go what a state was loaded into half way, and its memory with it."""
+        self.ready = self.trainer = self.batches = self.meter = None
+        self.unreadable = list
+        gc.collect()
+        hardware.release_cached_memory()
+        self._take(_build(self.resolved))
 
     def _state(self) -> dict[str, Any]:
         self.found.add_unreadable(self.unreadable())
         return {
-            "about": about(self.asked, self.environment, self.secrets, self.ready.hashes),
+            "about": self._about(),
             "trainer": self.trainer.state(),
             "batches": self.batches.state(),
             "meter": self.meter.state(),

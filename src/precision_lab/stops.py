@@ -1,5 +1,6 @@
 """Signals to stop a run, and the end of the process that started it. No torch."""
 
+import atexit
 import math
 import os
 import signal
@@ -111,10 +112,24 @@ def ignore_checkpoint_signal() -> None:
     signal.signal(signal.SIGUSR1, lambda number, frame: None)
 
 
-def ignore_signals() -> None:
-    """From here to its end the process ignores signals to stop, and SIGUSR1: all that it had to do is done."""
-    for number in (*STOP_SIGNALS, signal.SIGUSR1):
-        signal.signal(number, signal.SIG_IGN)
+def ignore_signals_at_exit() -> None:
+    """Have signals ignored while the interpreter takes itself apart, which gives them back their meaning before.
+
+    To be called first of all: what is registered first comes last at the exit, and what hangs before can be ended.
+    """
+
+    def ignore() -> None:
+        for number in (*STOP_SIGNALS, signal.SIGUSR1):
+            signal.signal(number, signal.SIG_IGN)
+
+    atexit.register(ignore)
+
+
+def end_at_once(code: int) -> None:
+    """All is written: from here on a signal to stop ends the process at once, with the exit code that it has earned."""
+    for number in STOP_SIGNALS:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, lambda number, frame: os._exit(code))
 
 
 def stop_when_closed(pipe: int) -> None:

@@ -228,7 +228,10 @@ class Trainer:
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Go on from there. InputError, and nothing is changed, where the model is another one or a part is lacking."""
+        """Go on from there. InputError where the model is another one or a part is lacking.
+
+        Raises whatever an optimizer or module does that does not take its part; then the trainer is of no use any more.
+        """
         if lacking := sorted(set(self.state()) - set(state)):
             raise InputError(f"The checkpoint lacks {', '.join(lacking)}: other code wrote it.")
         load_model(self.model, state["model"])

@@ -6,6 +6,7 @@ by nothing else. What is not shown is said to be missing, with the command that 
 """
 
 import math
+import re
 import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -259,16 +260,16 @@ def _without_reference(comparison: Comparison, candidates: list[Row]) -> Verdict
             "smaller learning rate or batch."
         ]
     seeds = sorted({run.seed for row in candidates for run in row.counted}) or [0]
-    smaller = _half_the_batch(comparison) if tried and tried.statuses["out_of_memory"] else []
-    rows, names = ([tried], []) if tried else ([], [name])
-    return Verdict(_NONE, sentences, _sweep(comparison, rows, seeds, names, smaller))
+    if fits := _batch_that_fits(tried):
+        told = f"{name}, the reference arm, ran out of memory. With a batch that it fits all arms can be compared."
+        return Verdict(_NONE, [told], _sweep(comparison, comparison.rows, seeds, changes=fits))
+    return Verdict(_NONE, sentences, _sweep(comparison, [tried] if tried else [], seeds, [] if tried else [name]))
 
 
-def _half_the_batch(comparison: Comparison) -> list[str]:
-    """Words by which a step takes half the memory and stays the same."""
-    batch, accumulation = (comparison.config.get(f"trainer.{key}") for key in ("batch_size", "accumulation"))
-    even = all(type(one) is int for one in (batch, accumulation)) and batch % 2 == 0
-    return [f"trainer.batch_size={batch // 2}", f"trainer.accumulation={2 * accumulation}"] if even else []
+def _batch_that_fits(row: Row | None) -> list[str]:
+    """The words by which the runs of an arm that ran out of memory say that a step fits; none if they don't."""
+    lost = [run for run in row.runs if run.status == "out_of_memory"] if row else []
+    return re.findall(r"trainer\.(?:batch_size|accumulation)=\d+", lost[-1].reason) if lost else []
 
 
 # --- the command ---------------------------------------------------------------------------------------------------
@@ -331,10 +332,9 @@ def _sweep(
     arms = [[f"precision={','.join(dict.fromkeys(plain))}"]] if plain else []
     arms += [[f"precision={row.settings['name']}", *_changes(row)] for row in rows if _changes(row)]
     again = ["rerun=failed"] if any(row.statuses["failed"] for row in rows) else []  # else they count as finished
-    lines = [
-        command_line("train.py", ["-m", *experiment_overrides(comparison), *changes, *words, f"seed={chosen}", *again])
-        for words in arms
-    ]
+    changed = {key_of(word) for word in changes}
+    experiment = [word for word in experiment_overrides(comparison) if key_of(word) not in changed] + list(changes)
+    lines = [command_line("train.py", ["-m", *experiment, *words, f"seed={chosen}", *again]) for words in arms]
     return " && ".join(dict.fromkeys(lines))
 
 

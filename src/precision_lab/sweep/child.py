@@ -11,7 +11,7 @@ from typing import TextIO
 from precision_lab.config import Config, as_values
 from precision_lab.entry import exit_code
 from precision_lab.redaction import redact, secrets_in
-from precision_lab.stops import ignore_checkpoint_signal, ignore_signals, stop_when_closed
+from precision_lab.stops import end_at_once, ignore_checkpoint_signal, ignore_signals_at_exit, stop_when_closed
 from precision_lab.streams import lossy
 
 
@@ -37,6 +37,7 @@ class _Redacted(io.TextIOWrapper):
 
 def main() -> None:
     """Run the job and end with its exit code."""
+    ignore_signals_at_exit()
     ignore_checkpoint_signal()
     order: Order = pickle.load(os.fdopen(0, "rb", closefd=False))
     sys.path[:], sys.argv = order.path, order.command
@@ -55,7 +56,7 @@ def main() -> None:
         return run(order.asked, sweep=True, asked_at=order.asked_at)
 
     code = exit_code(run_it)
-    ignore_signals()
+    end_at_once(code)
     sys.exit(code)
 
 

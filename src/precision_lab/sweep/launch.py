@@ -205,7 +205,8 @@ class _Running:
         job, told = self.job, folders.read_status(self.job.folder)
         status, reason = told.get("status"), told.get("reason") or ""
         own = told.get("pid") == self.process.pid and told.get("updated", 0) >= self.began
-        left_alone = code == 0 or (code == 1 and status == "failed" and job.asked.rerun is Rerun.never)
+        since = told.get("updated", 0) > job.asked_at  # by another sweep, whose failures are not asked for again
+        left_alone = code == 0 or (code == 1 and status == "failed" and (since or job.asked.rerun is Rerun.never))
         busy = self._busy() if code == 0 else ""
         held = code == 0 and status == "running" and folders.held(job.folder)  # it may be said in a log that is full
         if own and code == 1 and status == "interrupted":  # a file could not be written
