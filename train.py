@@ -56,7 +56,7 @@ if __name__ == "__main__":
         config.check_options(sys.argv[1:])
         main()
     except SystemExit as end:
-        end_at_once(end.code)
+        end_at_once(end.code or 0)
         raise
     except Ended as end:
         sys.exit(end.code)

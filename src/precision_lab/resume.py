@@ -70,7 +70,9 @@ def go_on(
     problems: list[str] = []
     for path in paths:
         try:
-            state, changed = checked(path, folder, now)
+            state = checkpoint.read(path)
+            _check(state, path, folder, now)
+            changed = [f"{path}: {change}" for change in changes(state["about"], now)]
             if as_it_was and changed:
                 raise InputError(" ".join(f"{change}." for change in changed))
         except InputError as error:
@@ -87,13 +89,6 @@ def go_on(
         begin_anew()
     older = f" Nor can any of {len(problems) - 1} older ones be used." if len(problems) > 1 else ""
     raise InputError(problems[0] + older if problems else f"{folder} holds no checkpoint.")
-
-
-def checked(path: Path, folder: Path, now: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """The state that a checkpoint holds, and in what the run has changed since. InputError where it can't be used."""
-    state = checkpoint.read(path)
-    _check(state, path, folder, now)
-    return state, [f"{path}: {change}" for change in changes(state["about"], now)]
 
 
 def _check(state: dict[str, Any], path: Path, folder: Path, now: dict[str, Any]) -> None:
