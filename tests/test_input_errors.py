@@ -293,9 +293,13 @@ CASES = {
     "name=${oc.env:NO_SUCH_VARIABLE}": ("NO_SUCH_VARIABLE", "name"),
     "precision=fp32,bf16": ("precision=fp32,bf16", "add -m"),
     "precision=null": ("precision",),
+    f"model={'0' * 3000}x": ("does not exist; valid are",),
+    f"precision=fp32 precision.name={'0' * 3000}x": ("precision.name=000",),
+    f"model={'x' * 3000}/y": ("does not exist; valid are",),
     "trainer=1 seed=0": ("trainer=1: a config group takes the name of one of its choices.",),
     "model=null seed=0": ("model=null: a config group takes the name of one of its choices.",),
     "precision=bf16 -m seed=0,1": ("-m goes first: python train.py -m seed=0,1",),
+    "-m seed=0,1 --precision=bf16": ("unrecognized arguments: --precision=bf16", "Overrides are written key=value"),
     "model=custom model._target_=mine.Net +model.context=abc dataset=stdlib_text": (
         "model.context=abc is not valid; it must be a whole number of at least 1.",
     ),

@@ -5,6 +5,7 @@ known by their versions.
 """
 
 import hashlib
+import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -52,6 +53,6 @@ def _file_of(target: str) -> Path | None:
         for entry in sys.path:
             place = Path(entry).joinpath(*parts[:end])
             for file in (place / "__init__.py", place.with_suffix(".py")):
-                if file.is_file():
+                if os.path.isfile(file):  # not raised for a name that is too long
                     return file
     return None

@@ -302,7 +302,7 @@ def check_options(words: list[str]) -> None:
     parser = get_args_parser()
 
     def refuse(message: str) -> None:
-        if message.startswith("unrecognized") and "=" in message and {"-m", "--multirun"} & set(words):
+        if re.match(r"unrecognized arguments: [^-]+=", message) and {"-m", "--multirun"} & set(words):
             message = "-m goes first: python train.py -m seed=0,1 ..."
         raise InputError(f"{message}. Overrides are written key=value, without dashes; --hydra-help lists the options.")
 
@@ -395,7 +395,7 @@ def load_precision(name: str) -> PrecisionConfig:
 
 def _stated_precision(name: str) -> DictConfig:
     path = CONF / "precision" / f"{name}.yaml"
-    require(path.is_file(), f"precision.name={name} has no file {path.relative_to(ROOT)}.")
+    require(os.path.isfile(path), f"precision.name={name} has no file {path.relative_to(ROOT)}.")
     stated = OmegaConf.load(path)
     bases = [_stated_precision(base) for base in stated.pop("defaults", []) if base != "_self_"]
     return OmegaConf.merge(*bases, stated)

@@ -1,6 +1,7 @@
 """Hydra's and OmegaConf's errors in one or two sentences that name the key and the valid choices."""
 
 import difflib
+import os
 import re
 import traceback
 from dataclasses import fields, is_dataclass
@@ -88,10 +89,11 @@ def _of_group(error: Exception, text: str, overrides: list[str], conf: Path) -> 
         missing = getattr(error, "missing_cfg_file", None)
     if isinstance(missing, str):
         group, _, choice = missing.partition("/")
-        while choice and (conf / group / choice.partition("/")[0]).is_dir():
+        # os.path: pathlib raises for a name that is too long
+        while choice and os.path.isdir(conf / group / choice.partition("/")[0]):
             inner, _, choice = choice.partition("/")
             group = f"{group}/{inner}"
-        if (conf / group).is_dir():
+        if os.path.isdir(conf / group):
             return f"{group}={choice} does not exist; {_choices(choice, _options(conf / group))}."
     if match := re.search(r"Could not override '([^']+)'", text):
         return f"{match.group(1)} is not a known config group; {_choices(match.group(1), _groups(conf))}."
@@ -99,7 +101,7 @@ def _of_group(error: Exception, text: str, overrides: list[str], conf: Path) -> 
 
 
 def _is_group(word: str, conf: Path) -> bool:
-    return (conf / word.lstrip("+~").partition("=")[0].partition("@")[0]).is_dir()
+    return os.path.isdir(conf / word.lstrip("+~").partition("=")[0].partition("@")[0])
 
 
 def _names_a_choice(word: str) -> bool:
