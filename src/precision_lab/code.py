@@ -53,6 +53,6 @@ def _file_of(target: str) -> Path | None:
         for entry in sys.path:
             place = Path(entry).joinpath(*parts[:end])
             for file in (place / "__init__.py", place.with_suffix(".py")):
-                if os.path.isfile(file):  # not raised for a name that is too long
+                if os.path.isfile(file):  # pathlib raises for a name that is too long
                     return file
     return None

@@ -5,7 +5,6 @@ micro-batch; sizes in bytes, GiB = 2^30.
 """
 
 import dataclasses
-import gc
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -159,5 +158,4 @@ def begin_anew(trainer: Trainer) -> None:
     trainer.optimizer.state.clear()
     trainer.scaler = trainer.policy.grad_scaler()
     trainer.window = type(trainer.window)()
-    gc.collect()
-    hardware.release_cached_memory()
+    hardware.release_memory()

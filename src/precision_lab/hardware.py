@@ -4,6 +4,7 @@ Support has three words: `native` (arithmetic units of its own), `emulated` (wor
 usually slower than float32), `no` (refused).
 """
 
+import gc
 import os
 import platform
 import re
@@ -227,8 +228,9 @@ def fraction_of(device: torch.device, budget: int, key: str) -> float:
     return budget / total
 
 
-def release_cached_memory() -> None:
-    """Give memory that an accelerator's allocator keeps for later back to the device."""
+def release_memory() -> None:
+    """Give back to the device what nothing holds any more: tensors in cycles, and what its allocator keeps."""
+    gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
 

@@ -4,7 +4,6 @@ Goes from the nearest checkpoint, or from the start, which seeds make anew. What
 what the run recorded, so that a replay on another machine or with other code is told from the real thing.
 """
 
-import gc
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -119,8 +118,7 @@ def _taken_up(folder: Path, resolved: Resolved, step: int) -> tuple[Assembly, Tr
 
     def begin_anew() -> None:
         parts.clear()
-        gc.collect()
-        hardware.release_cached_memory()
+        hardware.release_memory()
         parts.extend(_at_the_start(resolved))
 
     try:

@@ -1,6 +1,5 @@
 """One run, start to end: the only module that knows the order of things and owns the run's status."""
 
-import gc
 import math
 import os
 import sys
@@ -266,8 +265,7 @@ class _Run:
         """Let go what a state was loaded into half way, and its memory with it."""
         self.ready = self.trainer = self.batches = self.meter = None
         self.unreadable = list
-        gc.collect()
-        hardware.release_cached_memory()
+        hardware.release_memory()
         self._take(_build(self.resolved))
 
     def _state(self) -> dict[str, Any]:

@@ -4,7 +4,6 @@
 arms do not fit into memory together: slower, and still in alternation. Both return seconds a step by column.
 """
 
-import gc
 import resource
 import signal
 import statistics
@@ -125,8 +124,7 @@ class Together:
         """The same arms, a process each, once what is held here is let go."""
         asked = {label: one.asked for label, one in self._ready.items()}
         self._ring = self._loader = None
-        gc.collect()
-        hardware.release_cached_memory()
+        hardware.release_memory()
         return Apart(asked, self._data, self._kinds)
 
     def _build(self) -> dict[tuple[str, bool], Contestant]:
