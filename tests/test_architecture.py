@@ -30,7 +30,7 @@ TORCH_FREE += [
 TORCH_FREE += ["report.read", "report.compare", "report.warnings", "report.reading", "report.render", "report.files"]
 TORCH_FREE += ["report.stored", "report.loss", "report.verdict", "report.timed"]
 TORCH_FREE += ["report.curves", "report.drawing", "report.charts", "report.page"]
-TORCH_FREE += ["arguments", "ranges", "report.memory", "code", "streams", "sizes", "findings"]
+TORCH_FREE += ["probe.predictions", "arguments", "ranges", "report.memory", "code", "streams", "sizes", "findings"]
 MAY_IMPORT = {
     "wandb": {"tracking"},
     "altair": {"report.drawing"},
@@ -53,6 +53,7 @@ LAYERS = [
         "meter",
         "recorder",
         "probe",
+        "emulation",
         "batches",
         "loading",
         "optim",

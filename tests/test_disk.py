@@ -51,7 +51,7 @@ def fails_from(file, call):
 
 
 def appends_fail_from(call):
-    calls, append = [], recorder._append
+    calls, append = [], recorder.append
 
     def stand_in(path, line):
         calls.append(line)
@@ -88,7 +88,7 @@ def test_a_run_stops_at_the_next_write_and_the_same_command_goes_on(
 
     with monkeypatch.context() as broken:
         if what == "metrics.jsonl":
-            broken.setattr(recorder, "_append", appends_fail_from(2))
+            broken.setattr(recorder, "append", appends_fail_from(2))
         else:
             broken.setattr(recorder.os, "fsync", fails_from(what, 2 if what == "step_" else 1))
         code, folder, told = job()

@@ -593,7 +593,7 @@ def test_starting_over_lets_go_of_what_was_built_before(tmp_path):
     """What a single run has built before its folder was known, and the state that was loaded into it."""
 
     def watched():
-        built, build = [], run_module._build
+        built, build = [], run_module.build
         step = Trainer.step
 
         def noted(resolved):
@@ -608,7 +608,7 @@ def test_starting_over_lets_go_of_what_was_built_before(tmp_path):
         def load_state(trainer, state):
             raise InputError("The rest is lacking.")
 
-        run_module._build, Trainer.step, Trainer.load_state = noted, counted, load_state
+        run_module.build, Trainer.step, Trainer.load_state = noted, counted, load_state
 
     killed(tmp_path / "outputs")
     second = attempt(tmp_path / "outputs", before=watched)
@@ -622,7 +622,7 @@ def test_an_attempt_that_fails_before_it_goes_on_leaves_what_there_is_to_the_nex
         def build(resolved):
             raise ConnectionError("the data's server is away")
 
-        run_module._build = build
+        run_module.build = build
 
     first = killed(tmp_path / "outputs", sweep=True)
     before = contents(first.folder)

@@ -208,6 +208,15 @@ def _pins(ready: Assembly) -> bool:
     return ready.policy.device.type == "cuda"  # the one trained on: there may be one that is not
 
 
+Parts = tuple[Assembly, Trainer, TrainBatches]
+
+
+def build(resolved: Resolved) -> Parts:
+    """All that it takes to train from the first step on. InputError, or LabelError, as `assemble` raises them."""
+    ready = assemble(resolved)
+    return ready, make_trainer(ready), training_batches(ready)
+
+
 def make_trainer(ready: Assembly) -> Trainer:
     """Move the model to the device, give it the arm's dtypes, and build its optimizer. Once."""
     asked, policy = ready.asked, ready.policy

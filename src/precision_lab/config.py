@@ -205,6 +205,10 @@ class ProbeConfig:
     """Instruments beside the training; none may change a loss by a bit."""
 
     memory: bool = MISSING
+    ranges: int | None = MISSING
+
+    def __post_init__(self) -> None:
+        at_least("probe.ranges", self.ranges, 1)
 
 
 @dataclass
@@ -278,6 +282,7 @@ class Config:
         require(0 <= self.seed < 2**32, f"seed={self.seed} is out of range; it must be from 0 to 4294967295.")
         ranges.texts("tags", self.tags)
         open_sets.check({group: getattr(self, group) for group in open_sets.NAMES})
+        ranges.not_compiled("probe.ranges", self.probe.ranges is not None, self.device.compile)
         stated = load_precision(self.precision.name)
         if self.precision.name == "auto":
             require(

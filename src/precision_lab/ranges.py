@@ -21,6 +21,12 @@ def texts(key: str, values: list[Any]) -> None:
     require(fits, f"{key}={values} is not valid; it must be a list of texts, such as {key}=[a,b].")
 
 
+def not_compiled(key: str, asked: bool, compiled: bool) -> None:
+    """An instrument that needs modules to be called, which a compiled model does not do."""
+    sentence = f"{key} looks at modules one by one, which a compiled model does not run; drop it or device.compile."
+    require(not (asked and compiled), sentence)
+
+
 def folder(key: str, path: str) -> None:
     """A folder, or one that can be made: no empty path, no name that is too long, no file in its way."""
     require(path != "", f"{key} is empty; name a folder, or . for the working directory.")

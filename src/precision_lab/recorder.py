@@ -59,6 +59,12 @@ METRICS = {
     "amp/loss_scale": Metric("1", None),
     "amp/skipped_steps": Metric("steps", "lower"),
     "amp/nonfinite_steps": Metric("steps", "lower"),
+    "range/activation_headroom_fp16": Metric("largest activation / 65504, in float32", "lower"),
+    "range/gradient_headroom_fp16": Metric("largest gradient times the loss scale / 65504, in float32", "lower"),
+    "range/gradient_flushed_fp16": Metric("share of the scaled gradients that float16 makes zero", "lower"),
+    "range/nonfinite_values": Metric("activations and gradients that are not finite in float32", "lower"),
+    "range/lost_updates": Metric("share of the weights with a gradient that the step left unchanged", "lower"),
+    "range/lost_updates_bf16": Metric("share of the updates that weights held in bfloat16 would lose", "lower"),
     "energy/joules_per_sample": Metric("J", "lower"),
 }
 
@@ -123,7 +129,7 @@ class Recorder:
         self._check_names(values)
         elapsed = {"perf/elapsed_s": round(self.elapsed_s(), 3)}
         line = json.dumps({"train/step": step, **elapsed, **finite(values)}, allow_nan=False) + "\n"
-        _append(self.folder / "metrics.jsonl", line.encode())
+        append(self.folder / "metrics.jsonl", line.encode())
 
     def learn(self, names: Iterable[str]) -> None:
         """Know the metrics of validation among these, stated or not: a task measures what it likes."""
@@ -270,8 +276,8 @@ def write_whole(path: Path, text: str) -> None:
         file.write(text.encode(errors="backslashreplace"))
 
 
-def _append(path: Path, line: bytes) -> None:
-    """Append all of it or nothing: a full disk takes a part."""
+def append(path: Path, line: bytes) -> None:
+    """Append all of it or nothing: a full disk takes a part. Raises CannotWrite."""
     with writing(path), path.open("ab", buffering=0) as file:
         before = file.tell()
         try:

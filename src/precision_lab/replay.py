@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from precision_lab import hardware
-from precision_lab.assemble import Assembly, Resolved, assemble, go_on_from, make_trainer, resolve, training_batches
+from precision_lab.assemble import Parts, Resolved, build, go_on_from, resolve
 from precision_lab.batches import TrainBatches
 from precision_lab.checkpoint import step_of, uncompiled, written_in
 from precision_lab.code import code_of
@@ -106,7 +106,7 @@ def _as_it_was(folder: Path, asked: Config) -> Config:
     return replace(asked, device=device)
 
 
-def _taken_up(folder: Path, resolved: Resolved, step: int) -> tuple[Assembly, Trainer, TrainBatches, list[str]]:
+def _taken_up(folder: Path, resolved: Resolved, step: int) -> tuple[*Parts, list[str]]:
     """All that it takes to go on from the last checkpoint before the step that can be used, or from the start."""
     parts = list(_at_the_start(resolved))
     environment = environment_of(resolved.device) | {"code": code_of(resolved.asked)}
@@ -133,11 +133,10 @@ def _taken_up(folder: Path, resolved: Resolved, step: int) -> tuple[Assembly, Tr
     return *parts, notes
 
 
-def _at_the_start(resolved: Resolved) -> tuple[Assembly, Trainer, TrainBatches]:
-    ready = assemble(resolved)
-    trainer, batches = make_trainer(ready), training_batches(ready)
-    seed_globals(derive(ready.asked.seed, "dropout"))
-    return ready, trainer, batches
+def _at_the_start(resolved: Resolved) -> Parts:
+    parts = build(resolved)
+    seed_globals(derive(resolved.asked.seed, "dropout"))
+    return parts
 
 
 def _how_it_ended(folder: Path, step: int) -> list[str]:

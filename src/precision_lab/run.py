@@ -12,15 +12,14 @@ from typing import Any
 from precision_lab import folders, hardware, identity
 from precision_lab.assemble import (
     Assembly,
+    Parts,
     Resolved,
-    assemble,
+    build,
     go_on_from,
-    make_trainer,
     resolve,
     training_batches,
     validation_batches,
 )
-from precision_lab.batches import TrainBatches
 from precision_lab.check import check
 from precision_lab.checkpoint import Checkpoints, NotPlain, written_in
 from precision_lab.code import code_of
@@ -33,6 +32,7 @@ from precision_lab.inspection import measure_memory, peak_by_kind
 from precision_lab.loading import WorkerDied
 from precision_lab.logs import log, logging_to
 from precision_lab.meter import Meter
+from precision_lab.probe.watch import Watch
 from precision_lab.recorder import CannotWrite, Recorder, metrics_of, remove_half_written
 from precision_lab.redaction import redact, secrets_in
 from precision_lab.resume import about, go_on
@@ -57,7 +57,7 @@ def run(asked: Config, sweep: bool = False, asked_at: float = math.inf) -> int:
         return check(asked)
     resolved = resolve(asked)
     asked, device = resolved.asked, resolved.device
-    parts = None if sweep else _build(resolved)
+    parts = None if sweep else build(resolved)
     environment = environment_of(device) | {"code": code_of(asked), "support": resolved.support}
     secrets = secrets_in(os.environ, as_values(asked), sys.argv)
     with Stops() as stops:
@@ -92,14 +92,6 @@ def _refuse_a_second_job() -> None:
             "the next; use hydra/launcher=isolated."
         )
     _a_job_ran = True
-
-
-Parts = tuple[Assembly, Trainer, TrainBatches]
-
-
-def _build(resolved: Resolved) -> Parts:
-    ready = assemble(resolved)
-    return ready, make_trainer(ready), training_batches(ready)
 
 
 class _Run:
@@ -187,7 +179,7 @@ class _Run:
             log.info(note)
         log.info("%s -> %s", identity.title(self.asked), self.recorder.folder)
         self.mirror = mirror_of(self.asked, self.resolved.device.type, self.environment, self.secrets)
-        self._take(self.parts or _build(self.resolved))
+        self._take(self.parts or build(self.resolved))
         self.parts = None
         for note in self.ready.notes:
             log.info(note)
@@ -266,7 +258,7 @@ class _Run:
         self.ready = self.trainer = self.batches = self.meter = None
         self.unreadable = list
         hardware.release_memory()
-        self._take(_build(self.resolved))
+        self._take(build(self.resolved))
 
     def _state(self) -> dict[str, Any]:
         self.found.add_unreadable(self.unreadable())
@@ -312,9 +304,11 @@ class _Run:
                 yield batch
 
         steps = self.ready.total_steps
+        watch = Watch(asked.probe.ranges, trainer, self.ready.place, self.recorder)
         with bar(identity.title(asked), steps) as show:
 
             def on_log(progress: Progress, readings: dict[str, float]) -> None:
+                readings = readings | watch.readings(progress.step)
                 try:
                     if progress.diverged or is_eval_point(progress.step, plan, steps):
                         trainer.phase = EVALUATION
@@ -328,12 +322,16 @@ class _Run:
                 self._log(readings)
                 show(progress.step, readings)
 
-            def wanted(done: int) -> bool:
+            def keeps(done: int) -> bool:
                 due = self.checkpoints and self.checkpoints.due(done, steps)
                 return bool(due) or self.stops.arrived or self.stops.checkpoint_asked
 
+            def wanted(done: int) -> bool:
+                return keeps(done) or watch.wanted(done)
+
             def pause() -> None:
-                if wanted(trainer.done) and not (self.stops.arrived or self.progress.diverged):
+                watch.look(trainer.done)
+                if keeps(trainer.done) and not (self.stops.arrived or self.progress.diverged):
                     self.stops.checkpoint_asked = False
                     self._write_checkpoint()
                 self.stops.check()
@@ -341,12 +339,15 @@ class _Run:
             self.training = True
             try:
                 with self.stops.waiting_for_the_step():
-                    trainer.train(self.batches, meter, steps, on_log, wanted, pause)
+                    batches = watch.begin(self.batches, lambda: training_batches(self.ready))
+                    trainer.train(batches, meter, steps, on_log, wanted, pause)
                     self.stops.hold()  # the run is complete: what is left is to measure, and that trains
             finally:  # an interrupted run keeps what it measured
                 self.found.final |= meter.summary() | {"train/spike_score": self.progress.spikes.score}
                 self.hashes |= {"batches": self.batches.order_hash(), "losses": self.progress.losses.digest()}
             self.training = False
+        for sentence in watch.predictions():
+            log.info(sentence)
         self.progress.end(self.found.final["val/loss_fp32"])
         if asked.probe.memory and not self.progress.diverged:
             self._measure_memory()
