@@ -10,20 +10,18 @@ import dataclasses
 import io
 import json
 import re
-from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from precision_lab.probe.scopes import ModuleScopes, in_backward
 from precision_lab.probe.trace import leaves_no_trace
 
 # Allocation and a view that its schema does not call one (`is_view` tells the others): no number
@@ -61,7 +59,7 @@ def op_map(model: nn.Module, forward: Callable[[], Tensor]) -> list[OpRow]:
     Parameters, gradients, buffers, random number generators and training mode of `model` are
     afterwards as before. Raises ValueError if the loss is not a scalar.
     """
-    scopes = _ModuleScopes(model)
+    scopes = ModuleScopes(model)
     recorder = _OpRecorder(scopes)
     with leaves_no_trace(model), torch.enable_grad(), scopes.tracked():
         with recorder:
@@ -140,60 +138,12 @@ def _matmul_share(rows: Iterable[OpRow]) -> str:
     return "Matmul, convolution, attention and RNN calls: " + ", ".join(shares)
 
 
-class _ModuleScopes:
-    """Names the module that an operation belongs to.
-
-    Forward: a stack kept by forward hooks. Backward: every autograd node carries the sequence
-    number it got in the forward, so the module that was running then is looked up by number.
-    `torch.utils.module_tracker.ModuleTracker` leaves a module in backward only when a gradient
-    for its input arrives: where the input needs none (a stem on the batch, two towers on it),
-    the name sticks to all that follows (checked on 2.14.1).
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        self._names = {module: name for name, module in model.named_modules()}
-        self._stack = [""]
-        # Nodes numbered from _starts[i] up to _starts[i + 1] were made inside _owners[i].
-        self._starts, self._owners = [0], [""]
-
-    @contextmanager
-    def tracked(self) -> Iterator[None]:
-        enter = register_module_forward_pre_hook(self._enter)
-        leave = register_module_forward_hook(self._leave, always_call=True)
-        try:
-            yield
-        finally:
-            enter.remove()
-            leave.remove()
-
-    def current(self) -> str:
-        node = torch._C._current_autograd_node()
-        # In backward the stack is empty, unless checkpointing repeats a forward.
-        if node is None or len(self._stack) > 1:
-            return self._stack[-1]
-        return self._owners[bisect_right(self._starts, node._sequence_nr()) - 1]
-
-    def _enter(self, module: nn.Module, args: object) -> None:
-        # A module from outside the model (a loss module) goes by the name of what called it.
-        self._stack.append(self._names.get(module, self._stack[-1]))
-        self._mark()
-
-    def _leave(self, module: nn.Module, args: object, output: object) -> None:
-        self._stack.pop()
-        self._mark()
-
-    def _mark(self) -> None:
-        if not _in_backward():  # a backward thread has a counter of its own
-            self._starts.append(torch.autograd._get_sequence_nr())
-            self._owners.append(self._stack[-1])
-
-
 class _OpRecorder(TorchDispatchMode):
     """Counts operations below autocast and autograd, where casts and true dtypes are visible."""
 
     supports_higher_order_operators = True  # flex_attention and the like pass through, counted
 
-    def __init__(self, scopes: _ModuleScopes) -> None:
+    def __init__(self, scopes: ModuleScopes) -> None:
         super().__init__()
         self._scopes = scopes
         self.counts: Counter[tuple] = Counter()
@@ -208,13 +158,9 @@ class _OpRecorder(TorchDispatchMode):
         if inputs or outputs:
             # copy_ writes into its first input: a cast if the source differs from that.
             is_cast = op in _COPIES and bool(inputs) and len({*inputs, *outputs}) > 1
-            phase = "backward" if _in_backward() else "forward"
+            phase = "backward" if in_backward() else "forward"
             self.counts[self._scopes.current(), phase, op, inputs, outputs, is_cast] += 1
         return result
-
-
-def _in_backward() -> bool:
-    return torch._C._current_graph_task_id() != -1
 
 
 def _dtypes(tree: object) -> tuple[str, ...]:
