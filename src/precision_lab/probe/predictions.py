@@ -70,7 +70,7 @@ def _no_scale(lines: list[dict[str, Any]], min_scale: float) -> str | None:
         if window["avoids_both"]:
             return f"float16: {above} after step {line['step']}, and precision.min_scale is {min_scale:g}."
         below = f"below {window['lowest']:g} too many gradients are flushed to zero"
-        most = f"most of them {_quantity(lines, window['limited_below_by'])}"
+        most = f"most of them in {_quantity(lines, window['limited_below_by'])}"
         return f"float16: no loss scale suits the gradients after step {line['step']}: {above}, and {below}, {most}."
     return None
 
