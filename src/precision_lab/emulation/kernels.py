@@ -30,6 +30,7 @@ class AutocastKernels:
         self.device_type = device_type
         self.called: set[str] = set()
         self.current: str | None = None
+        self.failed: str | None = None  # the first operation that raised
         self.memory = CastMemory(device_type)
         self._off = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, f"Autocast{device_type.upper()}"))
         self._casts, self._alone = casts, alone
@@ -66,6 +67,9 @@ class AutocastKernels:
             try:
                 with torch._C._ExcludeDispatchKeyGuard(self._off):
                     return treat(op, self.memory, args, kwargs)
+            except Exception:
+                self.failed = self.failed or base
+                raise
             finally:
                 self.current = outer
 

@@ -1,0 +1,217 @@
+"""Who is to blame: the smallest set of modules and operations that, kept in float32, restores the gradient.
+
+Delta debugging (Zeller and Hildebrandt 2002) on a ranking: what loses most by itself is kept first, one, two, four and
+so on until the gradient is restored, and what is not needed of these is let go again. Some log2(modules) passes.
+Knows when a gradient counts as hurt and as restored; refuses to know why, and what to tell the user.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from precision_lab.diagnosis.local import LocalError, LocalErrors
+from precision_lab.diagnosis.patient import Kept, Outcome, Patient
+
+HURT_DB, RESTORED_DB, GAIN_DB = 10.0, 7.0, 10.0
+_SUSPECTS = 4  # tried together at most where the gradient as a whole is not hurt
+_FAILURES = 8  # exceptions, one behind the other, that are followed
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Something that can be kept in float32: a module with all in it, or, with `op`, an operation wherever it is."""
+
+    module: str
+    op: str | None = None
+
+    @property
+    def label(self) -> str:
+        return self.op or self.module
+
+
+@dataclass
+class Attribution:
+    """What the search found. `culprits` come first in the order of blame; `cure` is None where nothing heals."""
+
+    healthy: bool
+    plain: Outcome
+    culprits: list[tuple[Unit, LocalError | None]] = field(default_factory=list)
+    cure: list[Unit] | None = None
+    healed: Outcome | None = None
+    units: int = 0
+    tried: list[tuple[list[str], float]] = field(default_factory=list)  # what was kept, and the excess in dB
+
+
+def attribute(patient: Patient) -> Attribution:
+    """Judge the patient's step, and look for the cure where it is hurt."""
+    plain = patient.arm()
+    search = _Search(patient, plain)
+    if hurt(patient, plain):
+        return search.cure()
+    return search.amplifier()
+
+
+def hurt(patient: Patient, outcome: Outcome) -> bool:
+    """Whether the gradient is worse than the number format explains, lacks a part, or anything overflows."""
+    return not outcome.finite or bool(outcome.without_gradient) or patient.excess(outcome) > HURT_DB
+
+
+def restored(patient: Patient, outcome: Outcome) -> bool:
+    """Whether nothing is left of it."""
+    return outcome.finite and not outcome.without_gradient and patient.excess(outcome) < RESTORED_DB
+
+
+class _Search:
+    def __init__(self, patient: Patient, plain: Outcome):
+        self.patient, self.found = patient, Attribution(healthy=True, plain=plain)
+        self._outcomes: dict[frozenset[Unit], Outcome] = {frozenset(): plain}
+
+    def cure(self) -> Attribution:
+        """Of a step that is hurt."""
+        self.found.healthy = False
+        base, errors = self._follow_failures()
+        ranked = base + [unit for unit in self._ranked(errors) if unit not in base]
+        self.found.units = len(ranked)
+        enough = self._enough(ranked, max(1, len(base)))
+        if enough:
+            self._settle(smallest(enough, self._restores), errors)
+        else:
+            self._blame(ranked, errors)
+        return self.found
+
+    def amplifier(self) -> Attribution:
+        """Of a step that is not hurt: one that makes rounding grow lowers what the number format alone gives, too.
+
+        A finding only where one module alone, less than half of the net, gains more than GAIN_DB.
+        """
+        errors = self.patient.local_errors()
+        ranked = [unit for unit in self._ranked(errors) if unit.op is None and self._share(unit) < 0.5]
+        self.found.units = len(ranked)
+        suspects = ranked[:_SUSPECTS]
+        if suspects and self._gains(suspects):
+            alone = smallest(suspects, self._gains)
+            if len(alone) == 1:
+                self.found.healthy = False
+                self._settle(alone, errors)
+        return self.found
+
+    def _settle(self, cure: list[Unit], errors: LocalErrors) -> None:
+        cure = self._narrowed(cure, errors)
+        self.found.cure, self.found.healed = cure, self._outcome(cure)
+        self._blame(cure, errors)
+
+    def _narrowed(self, cure: list[Unit], errors: LocalErrors) -> list[Unit]:
+        """A module that holds others, in whose own forward one operation is to blame, may stay but for that one."""
+        restores = self._restores if hurt(self.patient, self.found.plain) else self._gains
+        for unit in cure:
+            inside = [row for row in errors.rows() if row.module == unit.module and _keepable(row.op)]
+            holds_others = any(name.startswith(f"{unit.module}.") for name in self.patient.ran)
+            if unit.op is None and holds_others and inside:
+                op = Unit(unit.module, max(inside, key=_badness).op)
+                narrower = [op if one == unit else one for one in cure]
+                cure = narrower if restores(narrower) else cure
+        return cure
+
+    def _follow_failures(self) -> tuple[list[Unit], LocalErrors]:
+        """Keep where an exception comes from, until none comes; what is known of the errors of the rest."""
+        base: list[Unit] = []
+        errors = self.patient.local_errors()
+        for _ in range(_FAILURES):
+            if errors.failed is None:
+                break
+            unit = _unit(*errors.failed)
+            if unit is None or unit in base:
+                break
+            base.append(unit)
+            if not self._outcome(base).raised and self._restores(base):
+                break
+            errors = self.patient.local_errors(_kept(base))
+        return base, errors
+
+    def _ranked(self, errors: LocalErrors) -> list[Unit]:
+        """By what each loses itself: what overflows first, in the order of the step, then the largest errors."""
+        worst: dict[Unit, tuple] = {}
+        for place, row in enumerate(errors.rows()):
+            unit = _unit(row.module, row.op)
+            if unit is not None:
+                worst[unit] = max(worst.get(unit, (0, 0)), _badness(row, place))
+        return sorted(worst, key=worst.__getitem__, reverse=True)
+
+    def _enough(self, ranked: list[Unit], size: int) -> list[Unit] | None:
+        """The shortest of the doubled beginnings of the ranking that restores."""
+        while True:
+            if self._restores(ranked[:size]):
+                return ranked[:size]
+            if size >= len(ranked):
+                return None
+            size *= 2
+
+    def _blame(self, units: list[Unit], errors: LocalErrors) -> None:
+        rows = errors.rows()
+        for unit in units:
+            own = [row for row in rows if unit == _unit(row.module, row.op) or unit == Unit(row.module, row.op)]
+            own = own or [row for row in rows if row.module.startswith(f"{unit.module}.") and unit.op is None]
+            self.found.culprits.append((unit, max(own, key=_badness, default=None)))
+        self.found.culprits.sort(key=lambda pair: _badness(pair[1]) if pair[1] else (0, 0.0), reverse=True)
+
+    def _share(self, unit: Unit) -> float:
+        """Of the modules that run, those in this one."""
+        ran = self.patient.ran
+        return sum(name == unit.module or name.startswith(f"{unit.module}.") for name in ran) / max(1, len(ran))
+
+    def _restores(self, units: Sequence[Unit]) -> bool:
+        return restored(self.patient, self._outcome(units))
+
+    def _gains(self, units: Sequence[Unit]) -> bool:
+        return self._outcome(units).sqnr - self.found.plain.sqnr > GAIN_DB
+
+    def _outcome(self, units: Sequence[Unit]) -> Outcome:
+        key = frozenset(units)
+        if key not in self._outcomes:
+            outcome = self._outcomes[key] = self.patient.arm(_kept(units))
+            self.found.tried.append(([unit.label for unit in units], self.patient.excess(outcome)))
+        return self._outcomes[key]
+
+
+def smallest(units: list[Unit], enough: Callable[[list[Unit]], bool]) -> list[Unit]:
+    """A part of `units` that is still enough, and of which nothing can be left out."""
+    pieces = 2
+    while len(units) > 1:
+        size = math.ceil(len(units) / pieces)
+        parts = [units[i : i + size] for i in range(0, len(units), size)]
+        rests = [[unit for unit in units if unit not in part] for part in parts]
+        for found in (*parts, *(rests if len(parts) > 2 else ())):
+            if found and len(found) < len(units) and enough(found):
+                units, pieces = found, 2
+                break
+        else:
+            if size == 1:
+                break
+            pieces = min(len(units), 2 * pieces)
+    return units
+
+
+def _kept(units: Sequence[Unit]) -> Kept:
+    return Kept(
+        tuple(unit.module for unit in units if unit.op is None),
+        tuple(dict.fromkeys(unit.op for unit in units if unit.op is not None)),
+    )
+
+
+def _unit(module: str, op: str) -> Unit | None:
+    """What has to be kept so that an operation of a module is; None where nothing can be named."""
+    if module:
+        return Unit(module)
+    return Unit("", op) if _keepable(op) else None
+
+
+def _keepable(op: str) -> bool:
+    packet = getattr(torch.ops.aten, op, None)
+    return packet is not None and any(not getattr(packet, name)._schema.is_mutable for name in packet.overloads())
+
+
+def _badness(row: LocalError, place: int = 0) -> tuple[float, float]:
+    """What sorts errors: overflow before rounding, and of overflows the first."""
+    return (1.0, -place) if row.nonfinite else (0.0, row.error)

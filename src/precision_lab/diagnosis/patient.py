@@ -1,0 +1,298 @@
+"""One training step, forward and backward, taken again and again from the same state in different arithmetic.
+
+Knows: the model, the batch, the target's policy and rounding, what is kept in float32, and the gradients that come out.
+Refuses to know what is looked for. Each pass begins with equal weights, buffers and random state and leaves them so.
+The error of a gradient g' is a signal to quantisation noise ratio (SQNR), 10 log10(|g|^2 / |g - g'|^2) in dB over all
+parameters, g from IEEE float32.
+"""
+
+import copy
+import math
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from precision_lab.config import PrecisionConfig
+from precision_lab.diagnosis.local import LocalErrors
+from precision_lab.emulation.kernels import AutocastKernels, emulated, in_float32, installed
+from precision_lab.emulation.rounding import WideArithmetic
+from precision_lab.errors import InputError
+from precision_lab.nested import map_tensors
+from precision_lab.precision import SIGNIFICAND_BITS, cast_inputs_to_parameters, keep_in_float32
+from precision_lab.probe.scopes import ModuleScopes, in_backward
+from precision_lab.probe.trace import leaves_no_trace
+from precision_lab.task import Task
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What is kept in float32: modules, named as in `named_modules()`, and operations."""
+
+    modules: tuple[str, ...] = ()
+    ops: tuple[str, ...] = ()
+
+
+@dataclass
+class Outcome:
+    """What a pass gave. `sqnr` in dB, minus infinity where a gradient is not finite."""
+
+    sqnr: float = -math.inf
+    scale: float = 1.0
+    loss: float = math.nan
+    nonfinite: list[str] = field(default_factory=list)  # modules whose outputs are not, as float32's are; in order
+    without_gradient: list[str] = field(default_factory=list)  # parameters that have one in float32
+    raised: Exception | None = None
+
+    @property
+    def finite(self) -> bool:
+        return self.raised is None and not self.nonfinite and self.sqnr > -math.inf
+
+
+class Patient:
+    """A training step that can be taken in any arithmetic; `passes` counts how often it was.
+
+    `target` is the device whose mixed precision is meant. On a CPU it is emulated, on the target itself it is its own.
+    `floor` is the SQNR of float32 arithmetic on weights and inputs rounded to the significand of the arm's dtype, and
+    `noise` that of a second float32 pass: infinite if the model is deterministic.
+    InputError where weights or the float32 step are not finite; what the step itself raises in float32 is raised.
+    """
+
+    def __init__(self, model: nn.Module, task: Task, batch: Any, precision: PrecisionConfig, target: str):
+        self.model, self.task, self.batch, self.precision, self.target = model, task, batch, precision, target
+        self.device = next(model.parameters()).device
+        self.emulates = self.device.type == "cpu"
+        self.dtype = getattr(torch, (precision.autocast_dtype or precision.param_dtype).name)
+        self.pure = precision.autocast_dtype is None  # parameters in low precision, no autocast
+        self.passes = 0
+        self._require_finite_weights()
+        largest, finite = _LargestGradient(), _FiniteOutputs(model)
+        with leaves_no_trace(model), largest, finite.counted():
+            self.loss = self._step(model, batch, 1.0)
+            self._reference = _gradients(model)
+        self.reference_counts = finite.counts()
+        self.ran = [name for name in self.reference_counts if name]
+        self.largest_gradient = largest.read()
+        if not math.isfinite(self.loss) or not all(g is None or g.isfinite().all() for g in self._reference):
+            raise InputError(
+                f"The step is not finite in float32 (loss {self.loss:g}); no precision heals that. Diagnose the model "
+                "before it diverged."
+            )
+        self._norm = sum(float(g.double().square().sum()) for g in self._reference if g is not None)
+        with leaves_no_trace(model):
+            self._step(model, batch, 1.0)
+            self.noise = self._sqnr(_gradients(model), 1.0)
+        self.floor = self._floor()
+
+    def arm(self, kept: Kept = Kept()) -> Outcome:
+        """The arm's own step, with `kept` in float32, under a loss scale that a scaler would have come to."""
+        scale = self.first_scale()
+        while True:
+            outcome = self._arm(kept, scale)
+            scaled = self.precision.grad_scaling and not outcome.nonfinite and outcome.raised is None
+            if not scaled or outcome.finite or scale <= self.precision.min_scale:
+                return outcome
+            scale = max(self.precision.min_scale, scale / 16)
+
+    def first_scale(self) -> float:
+        """The largest power of two up to `precision.init_scale` that float32's gradients, times it, leave in range."""
+        if not self.precision.grad_scaling:
+            return 1.0
+        room = torch.finfo(self.dtype).max / max(self.largest_gradient, 1e-30)
+        return max(self.precision.min_scale, min(self.precision.init_scale, 2.0 ** math.floor(math.log2(room))))
+
+    def local_errors(self, kept: Kept = Kept()) -> LocalErrors:
+        """Each operation's own error in the arm's step with `kept` in float32, as far as the step comes."""
+        scopes = ModuleScopes(self.model)
+
+        def errors(kernels: AutocastKernels) -> LocalErrors:
+            return LocalErrors(scopes, kernels, self.emulates)
+
+        with scopes.tracked(), self._arithmetic(kept, errors) as found:
+            try:
+                self._take(self.first_scale())
+            except Exception:
+                found.raised()
+        return found
+
+    @contextmanager
+    def _arithmetic(self, kept: Kept, mode: Callable[[AutocastKernels], Any]) -> Iterator[Any]:
+        """Within: the target's kernels, the mode that is made on them, and `kept` in float32. Leaves nothing behind."""
+        with ExitStack() as stack:
+            stack.enter_context(leaves_no_trace(self.model))
+            stack.enter_context(_keeping(self.model, kept.modules, self.device.type))
+            casts = emulated(self.target, list(kept.ops)) if self.emulates else in_float32(list(kept.ops))
+            kernels = AutocastKernels(self.device.type, casts, alone=self.emulates)
+            stack.enter_context(installed(kernels))
+            yield stack.enter_context(mode(kernels))
+
+    def _take(self, scale: float) -> nn.Module:
+        """Forward and backward in the arm's dtypes; returns the model that has the gradients. Within `_arithmetic`."""
+        self.passes += 1
+        model = self.model
+        if self.pure:
+            model = copy.deepcopy(model).to(self.dtype)
+            model.register_forward_pre_hook(cast_inputs_to_parameters, with_kwargs=True)
+        with torch.autocast(self.device.type, dtype=None if self.pure else self.dtype, enabled=not self.pure):
+            loss = self._loss(model, self.batch)
+        self.last_loss = float(loss.detach())
+        (loss.float() * scale).backward()
+        return model
+
+    def _arm(self, kept: Kept, scale: float) -> Outcome:
+        outcome = Outcome(scale=scale)
+        finite = _FiniteOutputs(self.model)
+        units = WideArithmetic if self.emulates else nullcontext
+        with self._arithmetic(kept, lambda kernels: units()), finite.counted():
+            try:
+                model = self._take(scale)
+            except Exception as error:
+                outcome.raised = error
+                return outcome
+            gradients = _gradients(model)
+        outcome.loss = self.last_loss
+        counts = finite.counts()
+        outcome.nonfinite = [name for name, n in counts.items() if n > self.reference_counts.get(name, 0)]
+        names = [name for name, _ in self.model.named_parameters()]
+        for name, own, reference in zip(names, gradients, self._reference, strict=True):
+            if own is None and reference is not None:
+                outcome.without_gradient.append(name)
+        outcome.sqnr = self._sqnr(gradients, scale)
+        return outcome
+
+    def _floor(self) -> float:
+        """Range is left unlimited: that a value does not fit is the arm's fault, not the number format's."""
+        bits = SIGNIFICAND_BITS[str(self.dtype).removeprefix("torch.")]
+        rounded = map_tensors(lambda t: round_significand(t, bits) if t.is_floating_point() else t, self.batch)
+        before = [p.detach().clone() for p in self.model.parameters()]
+        try:
+            with torch.no_grad():
+                for p in self.model.parameters():
+                    p.copy_(round_significand(p, bits))
+            with leaves_no_trace(self.model):
+                self._step(self.model, rounded, 1.0)
+                return self._sqnr(_gradients(self.model), 1.0)
+        finally:
+            with torch.no_grad():
+                for p, kept in zip(self.model.parameters(), before, strict=True):
+                    p.copy_(kept)
+
+    def _step(self, model: nn.Module, batch: Any, scale: float) -> float:
+        self.passes += 1
+        with torch.autocast(self.device.type, enabled=False):
+            loss = self._loss(model, batch)
+        (loss * scale).backward()
+        return float(loss.detach())
+
+    def _loss(self, model: nn.Module, batch: Any) -> Tensor:
+        loss = self.task(model, batch)[0]
+        if loss.numel() != 1 or not loss.requires_grad:
+            raise InputError(
+                "No parameter receives a gradient: the task's loss does not depend on the model's weights."
+            )
+        return loss
+
+    def _sqnr(self, gradients: list[Tensor | None], scale: float) -> float:
+        error = 0.0
+        for own, reference in zip(gradients, self._reference, strict=True):
+            if reference is not None:
+                own = torch.zeros_like(reference) if own is None else own
+                error += float((reference.double() - own.double() / scale).square().sum())
+        if not math.isfinite(error):
+            return -math.inf
+        return math.inf if error == 0 else 10 * math.log10(self._norm / error) if self._norm else 0.0
+
+    @property
+    def bound(self) -> float:
+        """The SQNR in dB that a healthy arm comes near to: of the number format on this model, and no more than chance
+        or one rounding leave, which is 20 log10(2^(bits + 1) sqrt(3)) for values near 1."""
+        bits = SIGNIFICAND_BITS[str(self.dtype).removeprefix("torch.")]
+        return min(self.floor, self.noise, 20 * math.log10(2 ** (bits + 1) * math.sqrt(3)))
+
+    def excess(self, outcome: Outcome) -> float:
+        """How much worse the arm's gradient is than the number format alone makes it, in dB."""
+        return self.bound - outcome.sqnr
+
+    def _require_finite_weights(self) -> None:
+        for name, p in [*self.model.named_parameters(), *self.model.named_buffers()]:
+            if p.is_floating_point() and bool(p.isnan().any()):
+                raise InputError(f"{name} holds NaN: these weights have diverged. Diagnose those of before.")
+
+
+def round_significand(value: Tensor, bits: int) -> Tensor:
+    """Round to nearest, ties to even, to 1 + `bits` significant bits, whatever the exponent."""
+    mantissa, exponent = torch.frexp(value.detach())
+    return torch.ldexp(torch.round(torch.ldexp(mantissa, torch.tensor(bits + 1))), exponent - (bits + 1)).to(
+        value.dtype
+    )
+
+
+def _gradients(model: nn.Module) -> list[Tensor | None]:
+    return [p.grad for p in model.parameters()]
+
+
+@contextmanager
+def _keeping(model: nn.Module, names: tuple[str, ...], device_type: str) -> Iterator[None]:
+    """Within: these modules in float32, by the same means as precision.fp32_modules."""
+    before = {module: module.__dict__.get("forward") for module in model.modules()}
+    try:
+        keep_in_float32(model, list(names), device_type, set())
+        yield
+    finally:
+        for module, forward in before.items():
+            module.__dict__.pop("forward", None)
+            if forward is not None:
+                module.forward = forward
+
+
+class _LargestGradient(TorchDispatchMode):
+    """The largest magnitude that a backward pass computes: what a loss scale has to leave in range."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._largest: list[Tensor] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if in_backward() and not getattr(func, "is_view", False):
+            for t in tree_leaves(result):
+                if isinstance(t, Tensor) and t.is_floating_point() and t.numel():
+                    self._largest.append(torch.linalg.vector_norm(t.detach(), math.inf).float())
+        return result
+
+    def read(self) -> float:
+        return float(torch.stack(self._largest).max()) if self._largest else 0.0
+
+
+class _FiniteOutputs:
+    """How many values of each module's outputs are not finite, by name, in the order in which modules first end."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._found: dict[str, list[Tensor]] = {}
+
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        hooks = [m.register_forward_hook(self._hook(name)) for name, m in self._model.named_modules()]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def counts(self) -> dict[str, int]:
+        return {name: int(torch.stack(found).sum()) for name, found in self._found.items() if found}
+
+    def _hook(self, name: str):
+        def hook(module: nn.Module, args: Any, output: Any) -> None:
+            found = self._found.setdefault(name, [])
+            for t in tree_leaves(output):
+                if isinstance(t, Tensor) and t.is_floating_point():
+                    found.append((~t.detach().isfinite()).sum())
+
+        return hook
