@@ -15,6 +15,7 @@ from precision_lab.diagnosis.local import LocalError, LocalErrors
 from precision_lab.diagnosis.patient import Kept, Outcome, Patient
 
 HURT_DB, RESTORED_DB, GAIN_DB = 10.0, 7.0, 10.0
+_LARGE = 0.25  # share of the modules that run beyond which a module is no answer where an operation is one
 _SUSPECTS = 4  # tried together at most where the gradient as a whole is not hurt
 _FAILURES = 8  # exceptions, one behind the other, that are followed
 
@@ -47,6 +48,8 @@ class Attribution:
 def attribute(patient: Patient) -> Attribution:
     """Judge the patient's step, and look for the cure where it is hurt."""
     plain = patient.arm()
+    if hurt(patient, plain) and plain.finite:
+        patient.refine_floor()
     search = _Search(patient, plain)
     if hurt(patient, plain):
         return search.cure()
@@ -72,24 +75,30 @@ class _Search:
         """Of a step that is hurt."""
         self.found.healthy = False
         base, errors = self._follow_failures()
+        base += [unit for unit in self._where_the_graph_ends() if unit not in base]
         ranked = base + [unit for unit in self._ranked(errors) if unit not in base]
         self.found.units = len(ranked)
         enough = self._enough(ranked, max(1, len(base)))
         if enough:
             self._settle(smallest(enough, self._restores), errors)
+            self._first_to_overflow(ranked, errors)
         else:
             self._blame(ranked, errors)
         return self.found
 
     def amplifier(self) -> Attribution:
-        """Of a step that is not hurt: one that makes rounding grow lowers what the number format alone gives, too.
+        """Of a step that is not hurt: a module that makes rounding grow lowers what the number format alone gives, too.
 
-        A finding only where one module alone, less than half of the net, gains more than GAIN_DB.
+        A finding only where one module alone, less than half of the net, makes more of rounding than one rounding is,
+        and gains more than GAIN_DB in float32.
         """
         errors = self.patient.local_errors()
-        ranked = [unit for unit in self._ranked(errors) if unit.op is None and self._share(unit) < 0.5]
+        limit = 10 ** ((GAIN_DB - self.patient.one_rounding) / 10)
+        grown = {row.module for row in errors.rows() if row.error > limit or row.nonfinite}
+        ranked = self._ranked(errors)
         self.found.units = len(ranked)
-        suspects = ranked[:_SUSPECTS]
+        suspects = [unit for unit in ranked if unit.op is None and unit.module in grown and self._share(unit) < 0.5]
+        suspects = suspects[:_SUSPECTS]
         if suspects and self._gains(suspects):
             alone = smallest(suspects, self._gains)
             if len(alone) == 1:
@@ -102,13 +111,20 @@ class _Search:
         self.found.cure, self.found.healed = cure, self._outcome(cure)
         self._blame(cure, errors)
 
+    def _first_to_overflow(self, ranked: list[Unit], errors: LocalErrors) -> None:
+        """Values lost on float32's own inputs are proof: the first to lose some is named first, cure or not."""
+        first = max(errors.rows(), key=_badness, default=None)
+        unit = _unit(first.module, first.op) if first and first.nonfinite else None
+        if unit and unit == ranked[0] and unit not in [one for one, _ in self.found.culprits]:
+            self.found.culprits.insert(0, (unit, first))
+
     def _narrowed(self, cure: list[Unit], errors: LocalErrors) -> list[Unit]:
-        """A module that holds others, in whose own forward one operation is to blame, may stay but for that one."""
+        """A module that is a large part of the net, and in whose own forward one operation is to blame, may stay but for
+        that one."""
         restores = self._restores if hurt(self.patient, self.found.plain) else self._gains
         for unit in cure:
             inside = [row for row in errors.rows() if row.module == unit.module and _keepable(row.op)]
-            holds_others = any(name.startswith(f"{unit.module}.") for name in self.patient.ran)
-            if unit.op is None and holds_others and inside:
+            if unit.op is None and self._share(unit) > _LARGE and inside:
                 op = Unit(unit.module, max(inside, key=_badness).op)
                 narrower = [op if one == unit else one for one in cure]
                 cure = narrower if restores(narrower) else cure
@@ -130,13 +146,20 @@ class _Search:
             errors = self.patient.local_errors(_kept(base))
         return base, errors
 
+    def _where_the_graph_ends(self) -> list[Unit]:
+        """The module that ran next after the last of which a parameter lacks its gradient: it does not hand it on."""
+        ran = self.patient.ran
+        cut_off = {name.rpartition(".")[0] for name in self.found.plain.without_gradient}
+        last = max((place for place, name in enumerate(ran) if name in cut_off), default=None)
+        return [Unit(name) for name in ran[last + 1 : last + 2]] if last is not None else []
+
     def _ranked(self, errors: LocalErrors) -> list[Unit]:
         """By what each loses itself: what overflows first, in the order of the step, then the largest errors."""
         worst: dict[Unit, tuple] = {}
-        for place, row in enumerate(errors.rows()):
+        for row in errors.rows():
             unit = _unit(row.module, row.op)
             if unit is not None:
-                worst[unit] = max(worst.get(unit, (0, 0)), _badness(row, place))
+                worst[unit] = max(worst.get(unit, (0, 0)), _badness(row))
         return sorted(worst, key=worst.__getitem__, reverse=True)
 
     def _enough(self, ranked: list[Unit], size: int) -> list[Unit] | None:
@@ -212,6 +235,6 @@ def _keepable(op: str) -> bool:
     return packet is not None and any(not getattr(packet, name)._schema.is_mutable for name in packet.overloads())
 
 
-def _badness(row: LocalError, place: int = 0) -> tuple[float, float]:
+def _badness(row: LocalError) -> tuple[float, float]:
     """What sorts errors: overflow before rounding, and of overflows the first."""
-    return (1.0, -place) if row.nonfinite else (0.0, row.error)
+    return (1.0, -row.lost_at) if row.nonfinite else (0.0, row.total)

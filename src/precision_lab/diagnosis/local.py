@@ -31,15 +31,17 @@ _NO_VALUES = frozenset(
 
 @dataclass
 class LocalError:
-    """Of all calls of an operation in a module, in one phase: the worst error, and how many values were lost."""
+    """Of all calls of an operation in a module, in one phase: what they lose."""
 
     module: str
     op: str  # as autocast sees it, such as softmax or linear; in backward that of the forward it belongs to
     phase: str  # forward | backward
-    error: float = 0.0
+    error: float = 0.0  # of the worst call
+    total: float = 0.0  # of all calls: independent errors add up
     nonfinite: int = 0  # values that are finite in float32
     flushed: int = 0  # values that are zero and not so in float32
     amax: float = 0.0  # of float32's result
+    lost_at: int = 0  # the number, in the whole step, of the operation that first lost values
 
 
 class LocalErrors(TorchDispatchMode):
@@ -58,9 +60,10 @@ class LocalErrors(TorchDispatchMode):
         """By first occurrence. Waits for the device."""
         found = []
         for (module, op, phase), sums in self._sums.items():
-            error, nonfinite, flushed, amax = torch.stack(sums).double().cpu().unbind(1)
+            error, nonfinite, flushed, amax, call = torch.stack(sums).double().cpu().unbind(1)
             row = LocalError(module, op, phase, float(error.max()), int(nonfinite.sum()), int(flushed.sum()))
-            row.amax = float(amax.max())
+            row.total = float(error.sum())
+            row.amax, row.lost_at = float(amax.max()), int(call[(nonfinite > 0).double().argmax()])
             found.append(row)
         return found
 
@@ -148,9 +151,10 @@ class LocalErrors(TorchDispatchMode):
         lost = (exact.isfinite() & ~wide.isfinite()).sum()
         flushed = ((wide == 0) & (exact != 0)).sum()
         amax = torch.where(exact.isfinite(), exact, 0).abs().max()
+        call = torch.tensor(float(self._calls), device=local.device)
         phase = "backward" if in_backward() else "forward"
         key = (self._scopes.current(), self._op(func), phase)
-        self._sums.setdefault(key, []).append(torch.stack([t.float() for t in (error, lost, flushed, amax)]))
+        self._sums.setdefault(key, []).append(torch.stack([t.float() for t in (error, lost, flushed, amax, call)]))
 
     def _op(self, func: Any) -> str:
         """In a backward, the forward operation whose node is running: the first that found the counter beyond it."""

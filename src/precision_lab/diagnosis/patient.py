@@ -29,6 +29,10 @@ from precision_lab.probe.scopes import ModuleScopes, in_backward
 from precision_lab.probe.trace import leaves_no_trace
 from precision_lab.task import Task
 
+_FLOORS = 5
+_ATEN = torch.ops.aten
+_ALLOCATIONS = (_ATEN.empty, _ATEN.empty_like, _ATEN.empty_strided, _ATEN.new_empty, _ATEN.new_empty_strided)
+
 
 @dataclass(frozen=True)
 class Kept:
@@ -54,6 +58,10 @@ class Outcome:
         return self.raised is None and not self.nonfinite and self.sqnr > -math.inf
 
 
+class NoGradient(Exception):
+    """No parameter receives a gradient, in float32 either."""
+
+
 class Patient:
     """A training step that can be taken in any arithmetic; `passes` counts how often it was.
 
@@ -64,17 +72,18 @@ class Patient:
     """
 
     def __init__(self, model: nn.Module, task: Task, batch: Any, precision: PrecisionConfig, target: str):
-        self.model, self.task, self.batch, self.precision, self.target = model, task, batch, precision, target
+        self.model, self.task, self.batch, self.target = model, task, batch, target
+        self._take_up(precision)
         self.device = next(model.parameters()).device
         self.emulates = self.device.type == "cpu"
-        self.dtype = getattr(torch, (precision.autocast_dtype or precision.param_dtype).name)
-        self.pure = precision.autocast_dtype is None  # parameters in low precision, no autocast
-        self.passes = 0
+        self._passes = [0]  # shared with those of `under`
         self._require_finite_weights()
         largest, finite = _LargestGradient(), _FiniteOutputs(model)
         with leaves_no_trace(model), largest, finite.counted():
             self.loss = self._step(model, batch, 1.0)
             self._reference = _gradients(model)
+        if not any(g is not None and bool(g.any()) for g in self._reference):
+            raise NoGradient
         self.reference_counts = finite.counts()
         self.ran = [name for name in self.reference_counts if name]
         self.largest_gradient = largest.read()
@@ -87,7 +96,25 @@ class Patient:
         with leaves_no_trace(model):
             self._step(model, batch, 1.0)
             self.noise = self._sqnr(_gradients(model), 1.0)
-        self.floor = self._floor()
+        self.floor = self._floor(None)
+        self._floors = 1
+
+    @property
+    def passes(self) -> int:
+        """Forward and backward passes taken so far."""
+        return self._passes[0]
+
+    def under(self, precision: PrecisionConfig) -> "Patient":
+        """The same step in an arm with other settings, measured against the same float32 gradients."""
+        other = copy.copy(self)
+        other._take_up(precision)
+        return other
+
+    def _take_up(self, precision: PrecisionConfig) -> None:
+        self.precision = precision
+        self.dtype = getattr(torch, (precision.autocast_dtype or precision.param_dtype).name)
+        self.bits = SIGNIFICAND_BITS[str(self.dtype).removeprefix("torch.")]
+        self.pure = precision.autocast_dtype is None  # parameters in low precision, no autocast
 
     def arm(self, kept: Kept = Kept()) -> Outcome:
         """The arm's own step, with `kept` in float32, under a loss scale that a scaler would have come to."""
@@ -125,15 +152,16 @@ class Patient:
         """Within: the target's kernels, the mode that is made on them, and `kept` in float32. Leaves nothing behind."""
         with ExitStack() as stack:
             stack.enter_context(leaves_no_trace(self.model))
-            stack.enter_context(_keeping(self.model, kept.modules, self.device.type))
-            casts = emulated(self.target, list(kept.ops)) if self.emulates else in_float32(list(kept.ops))
+            modules, ops = [*self.precision.fp32_modules, *kept.modules], [*self.precision.fp32_ops, *kept.ops]
+            stack.enter_context(_keeping(self.model, modules, self.device.type))
+            casts = emulated(self.target, ops) if self.emulates else in_float32(ops)
             kernels = AutocastKernels(self.device.type, casts, alone=self.emulates)
             stack.enter_context(installed(kernels))
             yield stack.enter_context(mode(kernels))
 
     def _take(self, scale: float) -> nn.Module:
         """Forward and backward in the arm's dtypes; returns the model that has the gradients. Within `_arithmetic`."""
-        self.passes += 1
+        self._passes[0] += 1
         model = self.model
         if self.pure:
             model = copy.deepcopy(model).to(self.dtype)
@@ -165,17 +193,33 @@ class Patient:
         outcome.sqnr = self._sqnr(gradients, scale)
         return outcome
 
-    def _floor(self) -> float:
-        """Range is left unlimited: that a value does not fit is the arm's fault, not the number format's."""
-        bits = SIGNIFICAND_BITS[str(self.dtype).removeprefix("torch.")]
-        rounded = map_tensors(lambda t: round_significand(t, bits) if t.is_floating_point() else t, self.batch)
+    def refine_floor(self) -> None:
+        """Take the worst of several floors. Where a rounding turns a ReLU over, two of them may lie far apart."""
+        for draw in range(self._floors, _FLOORS):
+            self.floor = min(self.floor, self._floor(torch.Generator(self.device).manual_seed(draw)))
+        self._floors = _FLOORS
+
+    def _floor(self, signs: torch.Generator | None) -> float:
+        """Of weights and inputs that are off by the error of rounding them, or with `signs`, by that with random signs.
+
+        Range is left unlimited: that a value does not fit is the arm's fault, not the number format's.
+        """
+
+        def off(value: Tensor) -> Tensor:
+            rounded = round_significand(value, self.bits)
+            if signs is None:
+                return rounded
+            sign = torch.rand(value.shape, generator=signs, device=value.device) < 0.5
+            return torch.where(sign, rounded, 2 * value - rounded)
+
+        batch = map_tensors(lambda t: off(t) if t.is_floating_point() else t, self.batch)
         before = [p.detach().clone() for p in self.model.parameters()]
         try:
             with torch.no_grad():
                 for p in self.model.parameters():
-                    p.copy_(round_significand(p, bits))
+                    p.copy_(off(p))
             with leaves_no_trace(self.model):
-                self._step(self.model, rounded, 1.0)
+                self._step(self.model, batch, 1.0)
                 return self._sqnr(_gradients(self.model), 1.0)
         finally:
             with torch.no_grad():
@@ -183,7 +227,7 @@ class Patient:
                     p.copy_(kept)
 
     def _step(self, model: nn.Module, batch: Any, scale: float) -> float:
-        self.passes += 1
+        self._passes[0] += 1
         with torch.autocast(self.device.type, enabled=False):
             loss = self._loss(model, batch)
         (loss * scale).backward()
@@ -191,10 +235,8 @@ class Patient:
 
     def _loss(self, model: nn.Module, batch: Any) -> Tensor:
         loss = self.task(model, batch)[0]
-        if loss.numel() != 1 or not loss.requires_grad:
-            raise InputError(
-                "No parameter receives a gradient: the task's loss does not depend on the model's weights."
-            )
+        if loss.numel() != 1:
+            raise InputError(f"task: the loss has shape {tuple(loss.shape)}; it must be a single number.")
         return loss
 
     def _sqnr(self, gradients: list[Tensor | None], scale: float) -> float:
@@ -209,10 +251,14 @@ class Patient:
 
     @property
     def bound(self) -> float:
-        """The SQNR in dB that a healthy arm comes near to: of the number format on this model, and no more than chance
-        or one rounding leave, which is 20 log10(2^(bits + 1) sqrt(3)) for values near 1."""
-        bits = SIGNIFICAND_BITS[str(self.dtype).removeprefix("torch.")]
-        return min(self.floor, self.noise, 20 * math.log10(2 ** (bits + 1) * math.sqrt(3)))
+        """The SQNR in dB that a healthy arm comes near to: no more than the number format on this model, chance, and a
+        single rounding leave."""
+        return min(self.floor, self.noise, self.one_rounding)
+
+    @property
+    def one_rounding(self) -> float:
+        """The SQNR in dB of rounding values near 1: an error that is uniform within half a unit in the last place."""
+        return 20 * math.log10(2 ** (self.bits + 1) * math.sqrt(3))
 
     def excess(self, outcome: Outcome) -> float:
         """How much worse the arm's gradient is than the number format alone makes it, in dB."""
@@ -237,11 +283,11 @@ def _gradients(model: nn.Module) -> list[Tensor | None]:
 
 
 @contextmanager
-def _keeping(model: nn.Module, names: tuple[str, ...], device_type: str) -> Iterator[None]:
+def _keeping(model: nn.Module, patterns: list[str], device_type: str) -> Iterator[None]:
     """Within: these modules in float32, by the same means as precision.fp32_modules."""
     before = {module: module.__dict__.get("forward") for module in model.modules()}
     try:
-        keep_in_float32(model, list(names), device_type, set())
+        keep_in_float32(model, patterns, device_type, set())
         yield
     finally:
         for module, forward in before.items():
@@ -259,14 +305,14 @@ class _LargestGradient(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
-        if in_backward() and not getattr(func, "is_view", False):
+        if in_backward() and not getattr(func, "is_view", False) and func.overloadpacket not in _ALLOCATIONS:
             for t in tree_leaves(result):
                 if isinstance(t, Tensor) and t.is_floating_point() and t.numel():
                     self._largest.append(torch.linalg.vector_norm(t.detach(), math.inf).float())
         return result
 
     def read(self) -> float:
-        return float(torch.stack(self._largest).max()) if self._largest else 0.0
+        return float(torch.stack(self._largest).nan_to_num(0.0, 0.0, 0.0).max()) if self._largest else 0.0
 
 
 class _FiniteOutputs:

@@ -142,7 +142,8 @@ class CastMemory:
         if not (kept and not value._is_view() and torch.is_autocast_cache_enabled()):
             return value.to(dtype)
         if id(value) not in self._casts:
-            self._casts[id(value)] = (value, value.to(dtype))
+            with torch.enable_grad():  # the first use may be under no_grad, and a later one need the gradient
+                self._casts[id(value)] = (value, value.to(dtype))
         return self._casts[id(value)][1]
 
 

@@ -21,17 +21,10 @@ LOW = (torch.float16, torch.bfloat16)
 _ATEN = torch.ops.aten
 _MATMULS = (_ATEN.mm, _ATEN.addmm, _ATEN.bmm, _ATEN.baddbmm, _ATEN.addbmm, _ATEN.mv, _ATEN.addmv, _ATEN.dot)
 _CONVOLUTIONS = (_ATEN.convolution, _ATEN.convolution_backward)
-# Attention in one kernel, forward and backward; the forward's second output is float32 in any case.
-_ATTENTION = _ATEN._scaled_dot_product_flash_attention_for_cpu
-HEAVY = frozenset(
-    packet.default
-    for packet in (
-        *_MATMULS,
-        *_CONVOLUTIONS,
-        _ATTENTION,
-        _ATEN._scaled_dot_product_flash_attention_for_cpu_backward,
-    )
-)
+# Attention in one kernel, forward and backward; the sums of the softmax are float32 in any case.
+_ATTENTION = _ATEN._scaled_dot_product_flash_attention_for_cpu.default
+_FLASH = frozenset({_ATTENTION, _ATEN._scaled_dot_product_flash_attention_for_cpu_backward.default})
+HEAVY = _FLASH | {packet.default for packet in (*_MATMULS, *_CONVOLUTIONS)}
 
 
 def round_to(exact: Tensor, dtype: torch.dtype) -> Tensor:
@@ -55,11 +48,13 @@ class WideArithmetic(TorchDispatchMode):
 def compute(func: Any, args: tuple, kwargs: dict[str, Any], rounded: Round = round_to) -> Any:
     """One operation as low-precision units do it; operations without such inputs as they are."""
     low = next((one.dtype for one in args if isinstance(one, Tensor) and one.dtype in LOW), None)
-    if func not in HEAVY or low is None:
+    # Where dtypes do not meet, torch says so.
+    mixed = func not in _FLASH and len({one.dtype for one in args if isinstance(one, Tensor)}) > 1
+    if func not in HEAVY or low is None or mixed:
         return func(*args, **kwargs)
     args, kwargs = tree_map_only(Tensor, lambda t: t.float() if t.dtype in LOW else t, (args, kwargs))
     exact = func(*args, **kwargs)
     if isinstance(exact, Tensor):
         return rounded(exact, low)
-    kept = exact[1:] if func is _ATTENTION.default else ()
+    kept = exact[1:] if func is _ATTENTION else ()
     return (*(rounded(t, low) if t is not None else t for t in exact[: len(exact) - len(kept)]), *kept)

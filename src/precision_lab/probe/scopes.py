@@ -1,5 +1,6 @@
 """Which module an operation belongs to, forward and backward. Knows names; refuses to know what an operation does."""
 
+import sys
 from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ class ModuleScopes:
     def __init__(self, model: nn.Module) -> None:
         self._names = {module: name for name, module in model.named_modules()}
         self._stack = [""]
+        self.raised_in: str | None = None  # the innermost module whose forward raised
         # Nodes numbered from _starts[i] up to _starts[i + 1] were made inside _owners[i].
         self._starts, self._owners = [0], [""]
 
@@ -42,12 +44,25 @@ class ModuleScopes:
             return self._stack[-1]
         return self._owners[bisect_right(self._starts, node._sequence_nr()) - 1]
 
+    @contextmanager
+    def inside(self, function: str) -> Iterator[None]:
+        """Within: operations, and their backward, are of `<module>()<function>`."""
+        self._stack.append(f"{self._stack[-1].partition('()')[0]}(){function}")
+        self._mark()
+        try:
+            yield
+        finally:
+            self._stack.pop()
+            self._mark()
+
     def _enter(self, module: nn.Module, args: object) -> None:
         # A module from outside the model (a loss module) goes by the name of what called it.
         self._stack.append(self._names.get(module, self._stack[-1]))
         self._mark()
 
     def _leave(self, module: nn.Module, args: object, output: object) -> None:
+        if self.raised_in is None and sys.exc_info()[0] is not None:
+            self.raised_in = self._stack[-1]
         self._stack.pop()
         self._mark()
 
