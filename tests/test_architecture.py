@@ -30,6 +30,7 @@ TORCH_FREE += [
 TORCH_FREE += ["report.read", "report.compare", "report.warnings", "report.reading", "report.render", "report.files"]
 TORCH_FREE += ["report.stored", "report.loss", "report.verdict", "report.timed"]
 TORCH_FREE += ["report.curves", "report.drawing", "report.charts", "report.page"]
+TORCH_FREE += ["probe.op_rows", "probe.op_tables"]
 TORCH_FREE += ["probe.predictions", "arguments", "ranges", "report.memory", "code", "streams", "sizes", "findings"]
 MAY_IMPORT = {
     "wandb": {"tracking"},
@@ -44,7 +45,7 @@ LAYERS = [
     {"sweep", "report", "largest_batch", "benchmark", "torture"},
     {"processes"},
     {"entry"},
-    {"run", "replay", "check", "fitting", "inspection"},
+    {"run", "replay", "check", "fitting", "inspection", "op_maps"},
     {"assemble"},
     {"trainer"},
     {

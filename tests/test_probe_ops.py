@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 
 import pytest
@@ -10,8 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
 
-from precision_lab.probe.ops import OpRow, by_operation, op_map, render, to_json
+from precision_lab.probe.op_rows import Difference, OpRow, as_record, by_operation, differences, totals
+from precision_lab.probe.op_tables import agreement, lines, render, render_differences, summary
+from precision_lab.probe.ops import op_map
 
 
 def loss_of(model: nn.Module, *, bf16: bool, features: int = 4) -> Tensor:
@@ -33,14 +37,15 @@ def test_bf16_on_cpu_lowers_linear_and_softmax_but_not_the_cross_entropy() -> No
     model = nn.Sequential(nn.Linear(4, 4), nn.Softmax(-1))
     rows = mapped(model, bf16=True)
     low, full = ("bfloat16",), ("float32",)
-    assert find(rows, op="addmm") == [OpRow("0", "forward", "addmm", low, low, 1, False)]
-    assert find(rows, op="_softmax") == [OpRow("1", "forward", "_softmax", low, low, 1, False)]
-    assert find(rows, op="_log_softmax") == [OpRow("", "forward", "_log_softmax", full, full, 1, False)]
+    # 3 x 4 outputs of 4 products and sums each; read: bias 4, batch 12, weight 16; written: 12; 2 bytes each
+    assert find(rows, op="addmm") == [OpRow("0", "forward", "addmm", low, low, 1, False, 2 * 3 * 4 * 4, 2 * 44)]
+    assert find(rows, op="_softmax") == [OpRow("1", "forward", "_softmax", low, low, 1, False, None, 2 * 24)]
+    assert find(rows, op="_log_softmax") == [OpRow("", "forward", "_log_softmax", full, full, 1, False, None, 4 * 24)]
     # Two backward matmuls would need a gradient of the batch: there is none, so only the weight's.
-    assert find(rows, op="mm") == [OpRow("0", "backward", "mm", low, low, 1, False)]
+    assert find(rows, op="mm") == [OpRow("0", "backward", "mm", low, low, 1, False, 2 * 4 * 3 * 4, 2 * 40)]
     casts = find(rows, is_cast=True)
     # Weight, bias and batch down, the logits up for the loss; backward mirrors all but the batch.
-    assert Counter((r.module, r.phase, r.inputs, r.outputs) for r in casts for _ in range(r.count)) == {
+    assert Counter((r.module, r.phase, r.inputs, r.outputs) for r in casts for _ in range(r.calls)) == {
         ("0", "forward", full, low): 3,
         ("", "forward", low, full): 1,
         ("", "backward", full, low): 1,
@@ -101,7 +106,7 @@ def test_backward_rows_carry_the_module_of_their_forward() -> None:
     modules = {row.op: row.module for row in backward if row.op.endswith("_backward")}
     assert modules["tanh_backward"] == "left.1"
     assert modules["sigmoid_backward"] == ""
-    assert [(row.module, row.count) for row in find(backward, op="mm")] == [
+    assert [(row.module, row.calls) for row in find(backward, op="mm")] == [
         ("right", 1),
         ("left.0", 1),
     ]
@@ -129,8 +134,8 @@ def test_counts_double_with_two_layers_and_add_up_over_modules() -> None:
     assert [row.module for row in find(two, op="addmm")] == ["0", "1"]
     for op in ("addmm", "sum"):
         (single,), (merged,) = find(by_operation(one), op=op), find(by_operation(two), op=op)
-        assert (merged.module, merged.count) == ("", 2 * single.count)
-    assert sum(row.count for row in by_operation(two)) == sum(row.count for row in two)
+        assert (merged.module, merged.calls) == ("", 2 * single.calls)
+    assert sum(row.calls for row in by_operation(two)) == sum(row.calls for row in two)
 
 
 def trained_losses(*, inspect: bool) -> tuple[list[float], list[Tensor]]:
@@ -199,46 +204,206 @@ def test_a_loss_that_is_no_scalar_is_refused() -> None:
         op_map(model, lambda: model(torch.ones(2, 4)))
 
 
-def test_the_table_fits_80_columns_and_ends_with_the_matmul_share() -> None:
-    low, full = ("bfloat16",), ("float32",)
+LOW, FULL = ("bfloat16",), ("float32",)
+
+
+def some_rows() -> list[OpRow]:
     long = "encoder.layers.encoder_layer_11.self_attention.out_proj"
     attention = "_scaled_dot_product_flash_attention_for_cpu_backward"
-    rows = [
-        OpRow(long, "forward", "addmm", low, low, 2, False),
-        OpRow(long, "backward", attention, low + full, low + full, 1, False),
-        OpRow("head[0]", "forward", "addmm", full, full, 1, False),
-        OpRow("", "forward", "_to_copy", full, low, 12, True),
+    return [
+        OpRow(long, "forward", "addmm", LOW, LOW, 2, flops=3_000_000, nbytes=600),
+        OpRow(long, "backward", attention, LOW + FULL, LOW + FULL, 1, flops=6_000_000, nbytes=200),
+        OpRow("head[0]", "forward", "addmm", FULL, FULL, 1, flops=1_000_000, nbytes=100),
+        OpRow("head[0]", "forward", "mkldnn_rnn_layer", FULL, FULL, 3),
+        OpRow("", "forward", "_to_copy", FULL, LOW, 12, True, nbytes=100),
     ]
-    text = render(rows, by_module=True, width=80)
-    lines = text.splitlines()
-    assert max(map(len, lines)) <= 80
+
+
+def test_the_table_fits_80_columns_and_ends_with_the_share_of_low_precision() -> None:
+    text = render(some_rows(), by_module=True, width=80)
+    assert max(map(len, text.splitlines())) <= 80
     assert "head[0]" in text
     assert "(model)" in text
     assert "…" not in text
-    assert "2 of 4 (50.0%) in bfloat16" in " ".join(lines[-2:])
-    merged = render(rows, by_module=False, width=140)
+    merged = render(some_rows(), by_module=False, width=200)
     assert "module" not in merged
-    assert attention in merged
-    assert merged.splitlines()[-1] == (
-        "Matmul, convolution, attention and RNN calls: 2 of 4 (50.0%) in bfloat16, "
-        "1 of 4 (25.0%) in bfloat16 and float32, 1 of 4 (25.0%) in float32"
-    )
+    assert "_scaled_dot_product_flash_attention_for_cpu_backward" in merged
+    assert merged.splitlines()[-3:] == [
+        "90.0% of the arithmetic runs in bfloat16: 9 MFLOP in bfloat16, 1 MFLOP in float32. Counted are matmuls, "
+        "convolutions and attention, forward and backward.",
+        "Not counted, since torch has no formula: calls, 3 of mkldnn_rnn_layer.",
+        "12 casts read and write 0.0977 KiB, 10.0% of the 0.977 KiB that all operations of forward and backward read "
+        "and write.",
+    ]
     casts = merged[merged.index("cast ") :]
-    assert "12  float32 -> bfloat16" in casts
+    assert re.search(r"12  float32 -> bfloat16  0.0977 KiB  10.0%", casts)
     assert "addmm" not in casts
     assert render([], by_module=True, width=80).splitlines() == [
         "no operations",
         "",
         "no casts",
         "",
-        "No matmul, convolution, attention or RNN calls.",
+        "No operation whose FLOPs torch has a formula for.",
     ]
 
 
-def test_json_round_trip() -> None:
+def test_an_arm_of_one_dtype_is_told_as_such() -> None:
+    rows = [row for row in some_rows() if row.module == "head[0]" and row.flops]
+    assert summary(rows)[0].startswith("All of the arithmetic, 1 MFLOP, runs in float32. Counted are")
+
+
+def test_the_share_is_by_flops_and_not_by_calls() -> None:
+    found = totals(some_rows())
+    assert (found.low_share, found.flops, found.uncounted) == (0.9, 10_000_000, {"mkldnn_rnn_layer": 3})
+    assert (found.cast_bytes, found.all_bytes, found.cast_share) == (100, 1000, 0.1)
+    assert totals([]).low_share is None
+
+
+def test_flops_are_those_that_torch_counts() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.head = nn.Conv2d(2, 6, 3, groups=2), nn.Linear(6, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.conv(x).flatten(2).mT[:, None].contiguous()  # [3, 1 head, 4, 6]
+            return self.head(F.scaled_dot_product_attention(x, x, x)).mean((1, 2))
+
+    model, x = Net(), torch.randn(3, 2, 4, 4)
+
+    def forward() -> Tensor:
+        return F.cross_entropy(model(x), torch.tensor([0, 1, 2]))
+
+    rows = op_map(model, forward)
+    attention = [row for row in rows if "attention" in row.op]
+    assert sorted(row.phase for row in attention) == ["backward", "forward"]
+    # scores and their product with the values: 2 x 2 x 3 x 4 x 4 x 6; backward has five such products (torch's formula)
+    products = 2 * 3 * 4 * 4 * 6
+    assert {row.phase: row.flops for row in attention} == {"forward": 2 * products, "backward": 5 * products}
+    assert {row.part_of for row in attention} == {"attention"}
+    with FlopCounterMode(display=False) as counter:  # it does not know the CPU's kernel for attention
+        forward().backward()
+    assert totals(row for row in rows if row not in attention).flops == counter.get_total_flops()
+
+
+def test_an_expanded_tensor_counts_with_the_bytes_that_are_there() -> None:
+    weight = nn.Parameter(torch.ones(4))
+    rows = op_map(nn.ParameterList([weight]), lambda: weight.expand(1000, 4).exp().sum())
+    assert [row.nbytes for row in rows if row.op == "exp"] == [16 + 16_000]
+
+
+def test_maps_differ_where_an_operation_gives_another_dtype() -> None:
+    first = [
+        OpRow("a", "forward", "_softmax", LOW, LOW, 1),
+        OpRow("a", "forward", "native_batch_norm", LOW, LOW + FULL, 1),
+        OpRow("a", "forward", "_to_copy", FULL, LOW, 1, True),
+        OpRow("a", "forward", "relu", LOW, LOW, 1),
+        OpRow("", "forward", "bernoulli_", LOW, LOW, 1, part_of="dropout", given=LOW),
+        OpRow("m", "forward", "_flash_attention", LOW, LOW + FULL, 1, part_of="attention", given=LOW),
+        OpRow("r", "forward", "addmm", LOW, LOW, 1, part_of="rnn"),
+    ]
+    second = [
+        OpRow("a", "forward", "cudnn_batch_norm", LOW, LOW + FULL, 3),
+        OpRow("a", "forward", "_softmax", FULL, FULL, 1),
+        OpRow("b", "forward", "relu", LOW, LOW, 1),
+        OpRow("", "forward", "native_dropout", FULL, FULL, 1, part_of="dropout", given=FULL),
+        OpRow("m", "forward", "bmm", FULL, FULL, 2, part_of="attention", given=LOW),
+        OpRow("m", "backward", "bmm", FULL, FULL, 4, part_of="attention", given=LOW),
+        OpRow("r", "forward", "_cudnn_rnn", LOW, LOW, 1, part_of="rnn"),
+    ]
+    found = differences(first, second)
+    assert found == [
+        Difference("a", "forward", "_softmax", LOW, FULL),
+        Difference("a", "forward", "relu", LOW, ()),
+        Difference("", "forward", "dropout", LOW, FULL),
+        Difference("b", "forward", "relu", (), LOW),
+    ]
+    assert differences(first, first) == []
+    told = agreement("cuda", found, 6)
+    assert told == (
+        "Predicted and real map of cuda, the real one by torch's own kernels, differ in 4 of 6 operations: _softmax in "
+        "a, forward: predicted bfloat16, real float32; relu in a, forward: predicted bfloat16, real none; dropout in "
+        "(model), forward: predicted bfloat16, real float32; relu in b, forward: predicted none, real bfloat16."
+    )
+    assert agreement("cuda", [], 6).endswith("agree in all 6 operations of its modules.")
+
+
+def test_a_dropout_that_one_device_does_not_run_is_no_difference() -> None:
+    run = [OpRow("a", "forward", "native_dropout", LOW, LOW, 1, part_of="dropout", given=LOW)]
+    assert differences(run, []) == differences([], run) == []
+
+
+def test_equal_differences_of_many_modules_are_one_row() -> None:
+    found = [Difference(f"blocks.{i}", "forward", "_softmax", LOW, FULL) for i in range(3)]
+    (row,) = render_differences(found, ("cpu", "cuda"), by_module=False, width=80).splitlines()[1:]
+    assert row.split("  ")[0] == "blocks.0 and 2 more"
+    assert row.split()[-3:] == ["_softmax", "bfloat16", "float32"]
+    split = render_differences(found, ("cpu", "cuda"), by_module=True, width=80).splitlines()[1:]
+    assert [line.split()[0] for line in split] == ["blocks.0", "blocks.1", "blocks.2"]
+
+
+class Attentive(nn.Module):
+    """A multi-head attention with dropout, whose C++ parts no function mode sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
+        self.dropout = nn.Dropout(0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x[:, None]  # [3, 1, 4]
+        return self.dropout(self.attention(x, x, x, need_weights=False)[0])[:, 0]
+
+
+def test_attention_and_dropout_are_known_forward_and_backward_and_torchs_functions_put_back() -> None:
+    own = (F.scaled_dot_product_attention, F.dropout)
+    rows = mapped(Attentive(), bf16=True)
+    assert (F.scaled_dot_product_attention, F.dropout) == own
+    parts = {(row.module, row.phase, row.part_of) for row in rows if row.part_of}
+    assert parts == {
+        ("attention", "forward", "attention"),
+        ("attention", "backward", "attention"),
+        ("dropout", "forward", "dropout"),
+        ("dropout", "backward", "dropout"),
+    }
+    assert {row.given for row in rows if row.part_of} == {("bfloat16",)}
+    assert all(row.part_of == "" for row in rows if row.op in ("addmm", "mm"))
+
+
+def test_what_a_step_raises_says_at_which_operation() -> None:
+    class Wrong(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.mm(self.inner(x), torch.ones(5, 5))
+
+    own = F.dropout
+    with pytest.raises(RuntimeError) as told:
+        mapped(nn.Sequential(Wrong()), bf16=False)
+    assert told.value.__notes__ == ["mm in 0"]
+    assert F.dropout is own
+
+
+def test_the_stored_map_has_its_sums_and_all_rows() -> None:
     rows = mapped(nn.Linear(4, 3), bf16=True)
+    record = json.loads(json.dumps(as_record(rows)))
     read = [
-        OpRow(**{**row, "inputs": tuple(row["inputs"]), "outputs": tuple(row["outputs"])})
-        for row in json.loads(to_json(rows))
+        OpRow(**{key: tuple(value) if isinstance(value, list) else value for key, value in row.items()})
+        for row in record["rows"]
     ]
     assert read == rows
+    assert record["schema"] == 1
+    assert record["totals"]["flops_by_dtype"] == {"bfloat16": 2 * (2 * 3 * 4 * 3)}
+    assert record["totals"]["low_precision_share_of_flops"] == 1
+    assert record["totals"]["bytes_read_and_written"] == sum(row.nbytes for row in rows)
+
+
+def test_lines_stand_by_module_forward_before_backward() -> None:
+    text = lines(mapped(nn.Sequential(nn.Linear(4, 4), nn.Tanh()), bf16=True))
+    blocks = {block.splitlines()[0]: block.splitlines()[1:] for block in text.split("\n\n")[1:]}
+    assert list(blocks) == ["(model)", "0", "1"]  # by first occurrence: the batch is made outside
+    assert [line.split()[:3] for line in blocks["1"]] == [
+        ["forward", "1", "tanh"], ["backward", "1", "tanh_backward"]
+    ]  # fmt: skip

@@ -150,13 +150,18 @@ def _claimed(folder: Path) -> Claim:
 
 def benchmark_folder(asked: Config) -> Path:
     """Make the folder of a benchmark: of a named experiment beside its runs, `sweeps/<name>/benchmarks/<time>`."""
+    return timed_folder(asked, "benchmarks")
+
+
+def timed_folder(asked: Config, kind: str) -> Path:
+    """Make a new folder for what is no run, such as `benchmarks`: of a named experiment beside its runs."""
     now = datetime.now()
     if asked.name:
-        folder = sweep_folder(asked) / "benchmarks" / f"{now:%Y-%m-%d_%H-%M-%S-%f}"
+        folder = sweep_folder(asked) / kind / f"{now:%Y-%m-%d_%H-%M-%S-%f}"
     else:
-        what = "_".join(identity.slug(asked, "benchmark").split("_")[:2])
+        what = "_".join(identity.slug(asked, kind).split("_")[:2])
         name = f"{now:%H-%M-%S-%f}_{what}_{identity.experiment_signature(asked)}"
-        folder = outputs(asked) / "benchmarks" / f"{now:%Y-%m-%d}" / name
+        folder = outputs(asked) / kind / f"{now:%Y-%m-%d}" / name
     return _made(folder)
 
 

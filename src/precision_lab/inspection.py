@@ -1,4 +1,4 @@
-"""One training step looked at: operation by operation, or for the memory it takes."""
+"""One training step looked at for the memory it takes."""
 
 import dataclasses
 import itertools
@@ -9,30 +9,12 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from precision_lab import identity
-from precision_lab.assemble import assemble, make_trainer, resolve, training_batches
 from precision_lab.checkpoint import model_state
-from precision_lab.config import Config
-from precision_lab.errors import InputError
 from precision_lab.probe.ledger import StepMemory, step_memory
 from precision_lab.probe.memory import cpu_step_peak, saved_activations, storage_id
-from precision_lab.probe.ops import op_map, render
 from precision_lab.sizes import GIB, MIB
 from precision_lab.task import Task
 from precision_lab.trainer import Trainer
-
-
-def inspect_step(asked: Config, by_module: bool, width: int) -> str:
-    """The op map of the first training batch as text of at most `width` columns."""
-    if asked.device.compile:
-        raise InputError("A compiled model cannot be looked at operation by operation; drop device.compile=true.")
-    resolved = resolve(asked)
-    ready = assemble(resolved)
-    trainer, batch = make_trainer(ready), next(training_batches(ready))
-    trainer.model.train()
-    rows = op_map(trainer.model, _forward(trainer, batch))
-    title = f"{identity.arm_label(ready.asked.precision)} on {trainer.policy.device.type}, one training step"
-    return "\n".join([*resolved.notes, *ready.notes, title, "", render(rows, by_module=by_module, width=width)])
 
 
 def measure_memory(trainer: Trainer, batch: Any, compiled: bool) -> dict[str, float]:

@@ -8,10 +8,19 @@ import yaml
 from omegaconf import MISSING, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from precision_lab.arm_schema import Target
 from precision_lab.config import CONF, MOST_GIB
 from precision_lab.errors import InputError, at_least, require
 
 Settings = TypeVar("Settings")
+
+
+TARGETS = [target.name for target in Target]
+_LISTED = f"{', '.join(TARGETS[:-1])} and {TARGETS[-1]}"
+
+
+def _check_target(target: str | None) -> None:
+    require(target in (None, *TARGETS), f"target={target} is unknown; valid are {_LISTED}.")
 
 
 @dataclass
@@ -49,6 +58,41 @@ class LargestBatchConfig:
             f"budget_gib={self.budget_gib} must be above 0 and finite, or null.",
         )
         at_least("budget_gib", self.budget_gib, 0, MOST_GIB)
+
+
+@dataclass
+class InspectOpsConfig:
+    """Whose autocast policy scripts/inspect_ops.py shows, and how."""
+
+    target: str | None = MISSING
+    by: str = MISSING
+    diff: list[str] | None = MISSING
+
+    def __post_init__(self) -> None:
+        _check_target(self.target)
+        require(self.by in ("operation", "module"), f"by={self.by} is unknown; valid are operation and module.")
+        require(
+            self.diff is None or (len(self.diff) == 2 == len({*self.diff} & {*TARGETS})),
+            f"diff=[{','.join(self.diff or [])}] is not valid; it takes two different targets of {_LISTED}.",
+        )
+        require(self.diff is None or self.target is None, "diff names both of its targets; leave target out.")
+
+
+@dataclass
+class DiagnoseConfig:
+    """Whose mixed precision scripts/diagnose.py looks at, on what weights, and how long it proves a cure."""
+
+    target: str | None = MISSING
+    checkpoint: str | None = MISSING
+    steps: int = MISSING
+    budget_s: float = MISSING
+
+    def __post_init__(self) -> None:
+        _check_target(self.target)
+        at_least("steps", self.steps, 0, 1_000_000)
+        require(
+            0 < self.budget_s < math.inf, f"budget_s={self.budget_s} must be above 0 and finite: seconds to measure."
+        )
 
 
 @dataclass

@@ -88,6 +88,10 @@ class Mirror:
         while self._unsent:
             self._run.log(self._unsent.pop(0))
 
+    def table(self, name: str, columns: list[str], rows: list[list[Any]]) -> None:
+        """Hand over one table, a row a list of plain values."""
+        self._try("log", lambda: self._run.log({name: self._wandb.Table(columns=columns, data=rows)}))
+
     def finish(self, status: str, reason: str | None, summary: Mapping[str, Any]) -> None:
         """Hand over the summary and close; W&B shows a run that is not completed as failed, `status` tells why."""
 
@@ -118,7 +122,7 @@ class Mirror:
         text = str(error).strip().split("\n")[0].replace("<no message>", "refused by the server")
         if isinstance(error, TimeoutError):
             text = f"no answer to {what} in {PATIENCE[what]} s"
-        log.warning("W&B stopped (%s: %s); training goes on, the run folder is complete.", type(error).__name__, text)
+        log.warning("W&B stopped (%s: %s); nothing else does, the run folder is complete.", type(error).__name__, text)
 
     def _leave(self) -> None:
         if self._worker:
@@ -126,8 +130,10 @@ class Mirror:
         self._worker = None
 
 
-def mirror_of(asked: Config, device: str, environment: dict[str, Any], secrets: list[str]) -> Mirror:
-    """The mirror of a training run, with the words by which W&B groups and filters it."""
+def mirror_of(
+    asked: Config, device: str, environment: dict[str, Any], secrets: list[str], job_type: str = "train"
+) -> Mirror:
+    """The mirror of a run, with the words by which W&B groups and filters it."""
     signature = identity.experiment_signature(asked)
     words = {
         "group": asked.wandb.group or (f"{asked.name}-{signature}" if asked.name else signature),
@@ -137,8 +143,8 @@ def mirror_of(asked: Config, device: str, environment: dict[str, Any], secrets: 
     return Mirror(
         replace(asked.wandb, project=redact(asked.wandb.project, secrets)),
         folders.outputs(asked),
-        name=identity.slug(asked, device),
-        job_type="train",
+        name=("" if job_type == "train" else f"{job_type}_") + identity.slug(asked, device),
+        job_type=job_type,
         **redact(words, secrets),
     )
 
