@@ -5,8 +5,8 @@ import signal
 import pytest
 import torch
 
-from precision_lab.config import Float32Mode
-from precision_lab.precision import set_float32
+from precision_lab.arm_schema import Float32Mode
+from precision_lab.precision import release, set_float32
 
 
 def pytest_configure(config):
@@ -45,6 +45,7 @@ def clean_process(monkeypatch):
     torch.set_num_threads(threads)
     assert torch.get_default_dtype() is torch.float32
     assert not torch.is_autocast_enabled("cpu")
+    release()  # an arm's autocast kernels, whose policy something may still hold
     set_float32(Float32Mode.ieee, Float32Mode.ieee)  # whatever arm the test ran
 
 

@@ -19,6 +19,7 @@ from hydra.utils import get_object
 from omegaconf import MISSING, OmegaConf, open_dict
 
 from precision_lab import config, hardware, open_sets
+from precision_lab.arm_schema import Dtype, Float32Mode
 from precision_lab.assemble import build_workload
 from precision_lab.batches import TrainBatches, place_on
 from precision_lab.config import (
@@ -26,8 +27,6 @@ from precision_lab.config import (
     ROOT,
     Config,
     DeviceConfig,
-    Dtype,
-    Float32Mode,
     as_values,
     compose,
     load_precision,

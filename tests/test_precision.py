@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from precision_lab import precision
-from precision_lab.config import CONF, Float32Mode, load_precision
+from precision_lab.arm_schema import Float32Mode
+from precision_lab.config import CONF, load_precision
 from precision_lab.errors import InputError
 from precision_lab.precision import LabelError, Policy, backend_flags, cast_floating, keep_in_float32, set_float32
 
@@ -69,7 +70,8 @@ def test_device_and_dtype_are_named_to_torch(monkeypatch, arm, device):
     monkeypatch.setattr(torch, "autocast", lambda *args, **kwargs: asked.append((args, kwargs)) or nullcontext())
     monkeypatch.setattr(torch.amp, "GradScaler", lambda *args, **kwargs: asked.append((args, kwargs)))
     one = Policy(load_precision(arm), torch.device(device))
-    one.autocast()
+    with one.autocast():
+        pass
     one.grad_scaler()
     (context, scaler) = asked
     assert context == ((device,), {"dtype": AUTOCAST.get(arm), "enabled": arm in AUTOCAST})
@@ -360,14 +362,22 @@ def test_parent_and_child_together(patterns):
         assert torch.equal(model(x), other(x))
 
 
-@pytest.mark.parametrize("pattern", ["nope", "heads", "block.*", ""])
-def test_an_unknown_pattern_is_told_the_names(pattern):
+_ALL = "this model has blocks, blocks.0, blocks.0.norm, blocks.0.linear, blocks.1, blocks.1.norm, blocks.1.linear, head"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "told"),
+    [
+        ("nope", _ALL),
+        ("", _ALL),
+        ("heads", "near is head"),
+        ("blocks.*.nrm", "near are blocks.1.norm, blocks.0.norm, blocks.1.linear, blocks.0.linear, blocks.1"),
+    ],
+)
+def test_an_unknown_pattern_is_told_the_nearest_names(pattern, told):
     with pytest.raises(InputError) as caught:
         policy("bf16", fp32_modules=["head", pattern]).prepare(Net())
-    assert str(caught.value) == (
-        f"precision.fp32_modules: no module's name matches {pattern!r}; this model has blocks, blocks.0, "
-        "blocks.0.norm, blocks.0.linear, blocks.1, blocks.1.norm, blocks.1.linear, head."
-    )
+    assert str(caught.value) == f"precision.fp32_modules: no module's name matches {pattern!r}; {told}."
 
 
 def test_a_long_list_of_names_is_cut():
@@ -569,7 +579,7 @@ def test_a_container_without_a_forward_stands_for_its_children():
     with one.autocast():
         model(torch.ones(1, 4))
     assert seen == [(torch.float32, torch.float32)]
-    one.check_float32_modules()
+    one.check_float32()
 
 
 def test_a_module_that_is_never_called_cannot_be_kept_in_float32():
@@ -579,7 +589,7 @@ def test_a_module_that_is_never_called_cannot_be_kept_in_float32():
         assert model(torch.ones(1, 4)).dtype is torch.bfloat16
     sentence = r"^precision\.fp32_modules: head is never called as a module .*; name its parent\.$"
     with pytest.raises(InputError, match=sentence):
-        one.check_float32_modules()
+        one.check_float32()
 
 
 def test_everything_may_be_kept_where_a_kept_parent_uses_a_childs_weights():
@@ -588,4 +598,4 @@ def test_everything_may_be_kept_where_a_kept_parent_uses_a_childs_weights():
     x = torch.ones(2, 1, 4)
     with one.autocast():
         assert attention(x, x, x)[0].dtype is torch.float32
-    one.check_float32_modules()  # out_proj is inside
+    one.check_float32()  # out_proj is inside

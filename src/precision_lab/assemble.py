@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from precision_lab import config, hardware, open_sets, targets
+from precision_lab.arm_schema import PrecisionConfig
 from precision_lab.batches import TrainBatches, eval_batches, place_on
 from precision_lab.checkpoint import load_weights
 from precision_lab.config import Config, TrainerConfig
@@ -66,6 +67,8 @@ class Assembly:
 def resolve(asked: Config) -> Resolved:
     """Refuse what this machine cannot do (InputError), and choose where it was left to choose."""
     device = hardware.select_device(asked.device)
+    if asked.precision.emulate and device.type != "cpu":
+        raise InputError(f"precision.emulate needs the CPU, and device=auto is {device.type} here; set device=cpu.")
     support = hardware.dtype_support(device)
     notes = [hardware.describe(device, support)]
     if asked.precision.name == "auto":
@@ -79,7 +82,9 @@ def resolve(asked: Config) -> Resolved:
 def assemble(resolved: Resolved, workload: Workload | None = None) -> Assembly:
     """Build the workload, if there is none, and prove the arm's label. InputError, or LabelError from the proof."""
     asked, device = resolved.asked, resolved.device
-    notes = [_emulation_note(name, device) for name in resolved.emulated]
+    notes = [_slowness_note(name, device) for name in resolved.emulated]
+    if target := asked.precision.emulate:
+        notes.append(_emulation_note(asked.precision, target.name))
     if asked.trainer.init_from:
         notes.append(f"initial weights from {asked.trainer.init_from}; optimizer, schedule and data begin anew")
     hardware.limit_memory(asked.device, device)
@@ -172,7 +177,16 @@ def total_steps(plan: TrainerConfig, samples: int) -> int:
     return steps
 
 
-def _emulation_note(name: str, device: torch.device) -> str:
+def _emulation_note(precision: PrecisionConfig, target: str) -> str:
+    low = (precision.autocast_dtype or precision.param_dtype).name
+    what = f"the autocast policy of {target} and " if precision.autocast_dtype else ""
+    return (
+        f"emulated on this CPU: {what}{low} as the units of {target} round it, computed in float32. The time and "
+        f"memory of this run say nothing about {target}."
+    )
+
+
+def _slowness_note(name: str, device: torch.device) -> str:
     ratio = hardware.slowdown(getattr(torch, name), device)
     return (
         f"{name} has no units of its own here: a 256 x 256 matmul was measured just now to take "

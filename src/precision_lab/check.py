@@ -74,6 +74,7 @@ def look(ready: Assembly, resolved: Resolved) -> Outlook:
             raise InputError(raised("A step", error)) from error
         lost = OutOfMemory.told_by(error, trainer, resolved)
     else:
+        trainer.policy.check_float32()
         return Outlook(**seen)
     # out here nothing holds the failed step's tensors
     sentence = lost.with_what_fits(trainer, ready).sentence(ready.asked.trainer.accumulation)

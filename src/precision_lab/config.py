@@ -6,7 +6,6 @@ that a typo or a wrong type fails at composition and names the key. `model`, `da
 A field with `metadata=NOT_IDENTITY` does not count for the experiment's identity.
 """
 
-import math
 import os
 import re
 from dataclasses import dataclass, field, fields, is_dataclass, replace
@@ -22,32 +21,18 @@ from omegaconf import MISSING, DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from precision_lab import open_sets, ranges
+from precision_lab.arm_schema import WHERE_SET, PrecisionConfig
 from precision_lab.errors import InputError, at_least, require
 from precision_lab.redaction import redact, secrets_in
 from precision_lab.wording import is_composing, unknown_key, word
 
 ROOT = Path(__file__).resolve().parents[2]
 CONF = ROOT / "conf"
-LARGEST_FLOAT32 = 2**128 - 2**104
 MOST_WORKERS = 256
 MOST_GIB = 2.0**20
 NOT_IDENTITY = {"identity": False}
-WHERE_SET = {"identity": "where set"}  # null is as if the field did not exist
-
-
-class Dtype(Enum):
-    """A dtype of parameters or autocast, by torch's name."""
-
-    float32 = "float32"
-    bfloat16 = "bfloat16"
-    float16 = "float16"
-
-
-class Float32Mode(Enum):
-    """How float32 matmuls and convolutions multiply: IEEE float32, or inputs rounded to TF32 (10 bits)."""
-
-    ieee = "ieee"
-    tf32 = "tf32"
+# Fields that the configs of older runs lack, with what stands for their absence.
+ADDED = {"precision": {"fp32_ops": [], "emulate": None}, "probe": {"ranges": None}}
 
 
 class DeviceType(Enum):
@@ -71,66 +56,6 @@ class WandbMode(Enum):
 OnError = Enum("OnError", ["continue", "stop"])
 OnUnsupported = Enum("OnUnsupported", ["stop", "skip"])
 Rerun = Enum("Rerun", ["never", "failed", "all"])
-
-
-@dataclass
-class PrecisionConfig:
-    """One arm: everything that may differ between two precisions."""
-
-    name: str = MISSING
-    param_dtype: Dtype = MISSING
-    autocast_dtype: Dtype | None = MISSING
-    grad_scaling: bool = MISSING
-    init_scale: float = MISSING
-    growth_interval: int = MISSING
-    min_scale: float = MISSING
-    max_consecutive_skips: int = MISSING
-    float32_matmul: Float32Mode = MISSING
-    float32_conv: Float32Mode = MISSING
-    fp32_modules: list[str] = MISSING
-    weight_noise: float = MISSING
-
-    def __post_init__(self) -> None:
-        low_params = self.param_dtype is not Dtype.float32
-        require(
-            self.param_dtype is not Dtype.float16,
-            "precision.param_dtype=float16 is not supported: AdamW's eps is 0 in float16 and its gradients cannot "
-            "be unscaled; use float32 parameters with precision.autocast_dtype=float16.",
-        )
-        require(
-            self.autocast_dtype is not Dtype.float32,
-            "precision.autocast_dtype=float32 does nothing; use null for no autocast, bfloat16 or float16.",
-        )
-        require(
-            not self.grad_scaling or self.autocast_dtype is Dtype.float16,
-            "precision.grad_scaling=true needs precision.autocast_dtype=float16: "
-            f"{self.name} does not have float16's narrow range, so there is nothing to scale.",
-        )
-        require(
-            not (low_params and self.autocast_dtype),
-            f"precision.param_dtype={self.param_dtype.name} and precision.autocast_dtype cannot be combined: "
-            "autocast needs float32 parameters.",
-        )
-        require(
-            not self.fp32_modules or self.autocast_dtype is not None,
-            "precision.fp32_modules keeps modules out of autocast, and precision.autocast_dtype is null.",
-        )
-        require(
-            math.isfinite(self.init_scale) and self.init_scale >= self.min_scale > 0,
-            f"precision.init_scale={self.init_scale} and precision.min_scale={self.min_scale} must be finite, "
-            "above 0, and the first not below the second.",
-        )
-        require(
-            self.init_scale <= LARGEST_FLOAT32,
-            f"precision.init_scale={self.init_scale} is more than float32 holds; it must be at most {LARGEST_FLOAT32}.",
-        )
-        require(
-            0 <= self.weight_noise <= 1,
-            f"precision.weight_noise={self.weight_noise} must be from 0 to 1: a share of each weight.",
-        )
-        ranges.texts("precision.fp32_modules", self.fp32_modules)
-        at_least("precision.growth_interval", self.growth_interval, 1)
-        at_least("precision.max_consecutive_skips", self.max_consecutive_skips, 1)
 
 
 @dataclass
@@ -283,12 +208,27 @@ class Config:
         ranges.texts("tags", self.tags)
         open_sets.check({group: getattr(self, group) for group in open_sets.NAMES})
         ranges.not_compiled("probe.ranges", self.probe.ranges is not None, self.device.compile)
+        self._check_replaced_autocast()
         stated = load_precision(self.precision.name)
         if self.precision.name == "auto":
             require(
                 self.precision == stated,
                 "precision=auto takes no further precision settings; name the precision to change one.",
             )
+
+    def _check_replaced_autocast(self) -> None:
+        emulate, device = self.precision.emulate, self.device
+        require(
+            emulate is None or device.type in (DeviceType.auto, DeviceType.cpu),
+            f"precision.emulate needs the CPU, which carries out what {emulate and emulate.name} would do; set "
+            "device=cpu.",
+        )
+        asked = [key for key in ("fp32_ops", "emulate") if getattr(self.precision, key)]
+        require(
+            not (asked and device.compile),
+            f"precision.{asked and asked[0]} and device.compile=true cannot be combined: compiled graphs are kept "
+            "from run to run by what the code says, which neither changes.",
+        )
 
 
 # --- composing -----------------------------------------------------------------------------
@@ -387,7 +327,7 @@ def compose(overrides: list[str]) -> Config:
 def of_values(values: dict[str, Any], source: str) -> Config:
     """The typed config of plain values that a run has stored; InputError where `source` holds no such."""
     try:
-        return typed(OmegaConf.merge(OmegaConf.structured(Config), values))
+        return typed(OmegaConf.merge(OmegaConf.structured(Config), ADDED, values))
     except (OmegaConfBaseException, InputError, ValueError, TypeError, RecursionError) as error:
         reason = error if isinstance(error, InputError) else word(error, [], Config, CONF)
         raise InputError(f"{source} holds no config that can be used here: {reason}") from error

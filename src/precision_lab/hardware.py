@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 
-from precision_lab.config import DeviceConfig, DeviceType, Dtype, Float32Mode, PrecisionConfig
+from precision_lab.arm_schema import Dtype, Float32Mode, PrecisionConfig
+from precision_lab.config import DeviceConfig, DeviceType
 from precision_lab.errors import InputError, require
 from precision_lab.sizes import GIB
 
@@ -95,9 +96,10 @@ def choose_precision(device: torch.device, support: dict[str, str]) -> tuple[str
 
 
 def check_support(precision: PrecisionConfig, device: torch.device, support: dict[str, str]) -> list[str]:
-    """Refuse what the device cannot do; return the dtypes it only emulates."""
+    """Refuse what the device cannot do; return the dtypes it only emulates. Of a target that is emulated here: none."""
     wanted = {"tf32"} if Float32Mode.tf32 in (precision.float32_matmul, precision.float32_conv) else set()
-    wanted |= {d.name for d in (precision.param_dtype, precision.autocast_dtype) if d not in (None, Dtype.float32)}
+    low = {d.name for d in (precision.param_dtype, precision.autocast_dtype) if d not in (None, Dtype.float32)}
+    wanted |= low if precision.emulate is None else set()
     refused = sorted(name for name in wanted if support[name] == "no")
     if refused:
         can = ", ".join(name for name, word in support.items() if word != "no")

@@ -1,8 +1,8 @@
 """What makes two runs the same: signatures, arm labels and the names made of them.
 
-A field whose schema says `NOT_IDENTITY` does not count, one that says `WHERE_SET` not while it is null, nor does
-`kind`, which is a check and no argument. Where data lies is no part of the experiment, since the data hash speaks
-for it; it is part of the run, whose folder is named before any data is read.
+A field whose schema says `NOT_IDENTITY` does not count, one that says `WHERE_SET` not while it is null or an empty
+list, nor does `kind`, which is a check and no argument. Where data lies is no part of the experiment, since the data
+hash speaks for it; it is part of the run, whose folder is named before any data is read.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ def counted(values: dict[str, Any], schema: type = Config) -> dict[str, Any]:
     result = {}
     for key, item in values.items():
         counts = known[key].metadata.get("identity", True) if key in known else True
-        if not counts or (counts == "where set" and item is None):
+        if not counts or (counts == "where set" and item in (None, [])):
             continue
         if key in known and isinstance(item, dict) and is_dataclass(known[key].type):
             item = counted(item, known[key].type)
@@ -36,6 +36,11 @@ def counted(values: dict[str, Any], schema: type = Config) -> dict[str, Any]:
             item = {k: v for k, v in item.items() if k not in left_out}
         result[key] = item
     return result
+
+
+def counted_arm(precision: dict[str, Any]) -> dict[str, Any]:
+    """The part of a precision group's plain values that makes the arm what it is."""
+    return counted(precision, PrecisionConfig)
 
 
 def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -78,7 +83,7 @@ def run_signature(config: Config) -> str:
     dataset = values["dataset"]
     places = {key: dataset[key] for key in sorted(PLACE_ARGUMENTS - {"download"}) if key in dataset}
     told = [places] if places and "name" not in dataset else []
-    return _digest([counted(values), values["precision"], config.seed, *told])
+    return _digest([counted(values), counted_arm(values["precision"]), config.seed, *told])
 
 
 def arm_label(precision: PrecisionConfig) -> str:

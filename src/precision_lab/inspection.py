@@ -103,7 +103,7 @@ def _tensors_in(nested: Any) -> list[Tensor]:
 
 def _forward(trainer: Trainer, batch: Any) -> Callable[[], Tensor]:
     def forward() -> Tensor:
-        with trainer.policy.autocast():
+        with trainer.policy.arithmetic(), trainer.policy.autocast():
             return trainer.task(trainer.model, batch)[0]
 
     return forward

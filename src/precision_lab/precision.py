@@ -2,18 +2,26 @@
 
 Knows torch's switches; refuses to know loops, files and models by name. An arm does exactly
 what its name says: `prove` measures what really executes, and a difference is an error.
+
+An arm that keeps operations in float32, or is emulated, has autocast kernels of its own. Kernels are process-wide:
+`apply_backends` and `autocast` put the arm's in place and take those of another policy away; they go with the policy,
+or by `release`.
 """
 
+import difflib
 import fnmatch
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from precision_lab.config import Float32Mode, PrecisionConfig
+from precision_lab.arm_schema import Float32Mode, PrecisionConfig
+from precision_lab.emulation.kernels import AutocastKernels, emulated, in_float32
+from precision_lab.emulation.rounding import WideArithmetic
 from precision_lab.errors import InputError
 from precision_lab.nested import map_tensors
 
@@ -32,22 +40,34 @@ class Policy:
         self.config, self.device = precision, device
         self.param_dtype = getattr(torch, precision.param_dtype.name)
         self.autocast_dtype = precision.autocast_dtype and getattr(torch, precision.autocast_dtype.name)
-
         self._kept: list[str] = []
         self._ran: set[str] = set()
+        self._kernels = _kernels_of(precision, device)
+        weakref.finalize(self, _take_away, self._kernels).atexit = False
 
     @property
     def compute_dtype(self) -> torch.dtype:
         """The dtype matmuls and convolutions are meant to run in."""
         return self.autocast_dtype or self.param_dtype
 
-    def autocast(self) -> AbstractContextManager:
+    @contextmanager
+    def autocast(self) -> Iterator[None]:
         """The context around forward and loss: explicitly off, not absent, where the arm has none.
 
         Device and dtype are always named: torch's defaults differ by device (bfloat16 on cpu, float16 on cuda).
         """
+        _put_in_place(self._kernels)
         enabled = self.autocast_dtype is not None
-        return torch.autocast(self.device.type, dtype=self.autocast_dtype, enabled=enabled)
+        try:
+            with torch.autocast(self.device.type, dtype=self.autocast_dtype, enabled=enabled):
+                yield
+        finally:
+            if self._kernels:
+                self._kernels.memory.clear()
+
+    def arithmetic(self) -> AbstractContextManager:
+        """The context around forward, backward and update: the units of a device that is emulated."""
+        return WideArithmetic() if self.config.emulate else nullcontext()
 
     def grad_scaler(self) -> torch.amp.GradScaler:
         """Enabled for float16 autocast with scaling alone; a disabled one is a true no-op."""
@@ -59,7 +79,8 @@ class Policy:
         )
 
     def apply_backends(self) -> dict[str, Any]:
-        """Set every process-wide float32 switch and return all of them as they now read."""
+        """Set every process-wide switch and return those of float32 as they now read."""
+        _put_in_place(self._kernels)
         set_float32(self.config.float32_matmul, self.config.float32_conv)
         return backend_flags()
 
@@ -67,7 +88,7 @@ class Policy:
         """Give the model the arm's parameter dtype and float32 modules. Once, before the optimizer exists."""
         if self.param_dtype is not torch.float32:
             model.to(self.param_dtype)
-            model.register_forward_pre_hook(_cast_inputs_to_parameters, with_kwargs=True)
+            model.register_forward_pre_hook(cast_inputs_to_parameters, with_kwargs=True)
         self._kept = keep_in_float32(model, self.config.fp32_modules, self.device.type, self._ran)
         wrong = [
             name for name, p in model.named_parameters() if p.is_floating_point() and p.dtype is not self.param_dtype
@@ -79,14 +100,21 @@ class Policy:
             )
         return model
 
-    def check_float32_modules(self) -> None:
-        """After a step: InputError if a module meant to run in float32 was never called as a module."""
+    def check_float32(self) -> None:
+        """After a step: InputError if a module meant to run in float32 was never called as a module, or an operation
+        never under autocast."""
         inside_another = {name for name in self._kept for outer in self._kept if name.startswith(f"{outer}.")}
         idle = [name for name in self._kept if name not in self._ran and name not in inside_another]
         if idle:
             raise InputError(
                 f"precision.fp32_modules: {idle[0]} is never called as a module (its parent uses its weights "
                 "itself, or not at all), so it cannot be kept in float32; name its parent."
+            )
+        if idle := [name for name in self.config.fp32_ops if name not in self._kernels.called]:
+            raise InputError(
+                f"precision.fp32_ops: {idle[0]} is never called under autocast by this model and task"
+                f"{_nearest(idle[0], self._kernels.called)}. Names are those that the model calls, not what these are "
+                "made of: linear, not addmm; what a module of precision.fp32_modules calls does not count."
             )
 
     @contextmanager
@@ -115,7 +143,7 @@ class Policy:
         diagonal[:32] += 2.0 ** -torch.arange(1.0, 33.0)
         values = torch.diag(diagonal).to(self.device, self.param_dtype)  # [size, size]
         identity = torch.eye(size, device=self.device, dtype=self.param_dtype)
-        with torch.no_grad(), self.autocast():
+        with torch.no_grad(), self.arithmetic(), self.autocast():
             linear = nn.functional.linear(values, identity)
             conv = nn.functional.conv2d(values.T[None, :, None, :], identity[:, :, None, None])[0, :, 0, :]
         proof = {
@@ -124,8 +152,12 @@ class Policy:
             "conv_dtype": str(conv.dtype).removeprefix("torch."),
             "conv_bits": _surviving_bits(conv),
         }
-        expected = str(self.compute_dtype).removeprefix("torch.")
-        for kind, mode in (("linear", self.config.float32_matmul), ("conv", self.config.float32_conv)):
+        if self._kernels:
+            self._kernels.called.clear()
+        modes = {"linear": self.config.float32_matmul, "conv": self.config.float32_conv}
+        for (kind, mode), operation in zip(modes.items(), ("linear", "conv2d"), strict=True):
+            kept = operation in self.config.fp32_ops
+            expected = "float32" if kept else str(self.compute_dtype).removeprefix("torch.")
             rounded = expected == "float32" and mode is Float32Mode.tf32
             allowed = {SIGNIFICAND_BITS["tf32" if rounded else expected]}
             if rounded and kind == "conv":
@@ -136,6 +168,54 @@ class Policy:
                     f"significand bits, but {proof[f'{kind}_dtype']} with {proof[f'{kind}_bits']} bits was measured."
                 )
         return proof
+
+
+_in_place: AutocastKernels | None = None  # of the policies', in this process
+
+
+def _put_in_place(kernels: AutocastKernels | None) -> None:
+    """Have autocast follow these kernels, torch's own if None, whatever policy was at it before."""
+    global _in_place
+    if kernels is _in_place:
+        return
+    if _in_place:
+        _in_place.remove()
+        _in_place = None
+    if kernels:
+        kernels.install()
+        _in_place = kernels
+
+
+def _take_away(kernels: AutocastKernels | None) -> None:
+    if kernels is _in_place:
+        release()
+
+
+def release() -> None:
+    """Give the process torch's own autocast kernels back. The policy that replaced them may be used again."""
+    _put_in_place(None)
+
+
+def _kernels_of(precision: PrecisionConfig, device: torch.device) -> AutocastKernels | None:
+    """The kernels of an arm whose autocast is not the device's own. InputError for an operation that does not exist."""
+    for name in precision.fp32_ops:
+        if not in_float32([name] if hasattr(torch.ops.aten, name) else []):
+            known = {full.removeprefix("aten::").partition(".")[0] for full in torch._C._dispatch_get_all_op_names()}
+            near = _nearest(name, [one for one in known if not one.startswith("_") and not one.endswith("_")])
+            raise InputError(
+                f"precision.fp32_ops: {name!r} is no operation of torch's that returns a new tensor{near}."
+            )
+    if precision.autocast_dtype is None:
+        return None
+    if precision.emulate:
+        return AutocastKernels("cpu", emulated(precision.emulate.name, precision.fp32_ops), alone=True)
+    return AutocastKernels(device.type, in_float32(precision.fp32_ops), alone=False) if precision.fp32_ops else None
+
+
+def _nearest(name: str, names: Iterable[str]) -> str:
+    """`; near are a, b, c` for the names most like this one; empty if none is."""
+    near = difflib.get_close_matches(name, sorted(names), n=5, cutoff=0.5)
+    return f"; near {'are' if len(near) > 1 else 'is'} {', '.join(near)}" if near else ""
 
 
 def _surviving_bits(product: Tensor) -> int:
@@ -193,10 +273,8 @@ def keep_in_float32(model: nn.Module, patterns: list[str], device_type: str, ran
     for pattern in patterns:
         hits = fnmatch.filter(names, pattern)
         if not hits:
-            raise InputError(
-                f"precision.fp32_modules: no module's name matches {pattern!r}; "
-                f"this model has {', '.join(names[:8])}{', ...' if len(names) > 8 else ''}."
-            )
+            near = _nearest(pattern, names) or f"; this model has {', '.join(names[:8])}{', ...' * (len(names) > 8)}"
+            raise InputError(f"precision.fp32_modules: no module's name matches {pattern!r}{near}.")
         for name in hits:
             kept |= _with_forward(name, model.get_submodule(name))
     for name, module in kept.items():
@@ -222,7 +300,8 @@ def _forward_in_float32(
         return forward(*cast_floating(args, torch.float32), **cast_floating(kwargs, torch.float32))
 
 
-def _cast_inputs_to_parameters(module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+def cast_inputs_to_parameters(module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    """A forward pre-hook: floating-point inputs in the dtype of the module's parameters."""
     # The current dtype, not the arm's: a float32 evaluation of the same weights passes here too.
     dtype = next(p.dtype for p in module.parameters() if p.is_floating_point())
     return cast_floating(args, dtype), cast_floating(kwargs, dtype)

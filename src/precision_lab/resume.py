@@ -13,7 +13,7 @@ from torch import Tensor
 from precision_lab import checkpoint, hardware
 from precision_lab.config import Config, as_values
 from precision_lab.errors import InputError
-from precision_lab.identity import arm_label, counted, differing
+from precision_lab.identity import arm_label, counted, counted_arm, differing
 from precision_lab.recorder import hash_of
 from precision_lab.redaction import redact
 
@@ -43,7 +43,7 @@ def about(
     return redact(
         {
             "arm": arm_label(asked.precision),
-            "config": {**counted(values), "precision": values["precision"], "seed": asked.seed},
+            "config": {**counted(values), "precision": counted_arm(values["precision"]), "seed": asked.seed},
             "code": environment["code"],
             "torch": environment["versions"]["torch"],
             "fingerprint": environment["fingerprint"],

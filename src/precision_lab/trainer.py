@@ -148,16 +148,18 @@ class Trainer:
             self.phase = "data"
             batch = next(batches)
             self.phase = "forward"
-            with self.policy.autocast():  # forward and loss, and nothing else
-                loss, _ = self.task(self.model, batch)
-            self.phase = "backward"
-            self.scaler.scale(loss / n if n > 1 else loss).backward()  # a division by 1 costs two kernels
+            with self.policy.arithmetic():
+                with self.policy.autocast():  # forward and loss, and nothing else
+                    loss, _ = self.task(self.model, batch)
+                self.phase = "backward"
+                self.scaler.scale(loss / n if n > 1 else loss).backward()  # a division by 1 costs two kernels
             self.window.add_loss(loss)
         self.phase = "optimizer"
         self.scaler.unscale_(self.optimizer)
         grad_norm = clip_gradients(self._parameters, self.plan.grad_clip)
         nonfinite = (grad_norm - grad_norm).ne_(0).float()  # 0 or 1: inf - inf and NaN - NaN are NaN
-        self.guard.step(nonfinite)
+        with self.policy.arithmetic():
+            self.guard.step(nonfinite)
         self.scaler.update()
         self.window.add_step(grad_norm, nonfinite)
         self.phase = BETWEEN_STEPS
@@ -203,7 +205,7 @@ class Trainer:
     def read_window(self) -> dict[str, float]:
         """What the steps since the last call measured; waits for the device."""
         progress = self.progress
-        self.policy.check_float32_modules()
+        self.policy.check_float32()
         losses, norms, skipped = self.window.read()
         progress.advance(losses, skipped, self.scaler.get_scale(), self.policy.config)
         return {
@@ -327,7 +329,7 @@ def evaluate(
     model.eval()
     try:
         with torch.no_grad():
-            with policy.autocast():
+            with policy.arithmetic(), policy.autocast():
                 own = _mean_over(task, model, batches())
             with policy.reference(model):
                 reference = _mean_over(task, model, batches())

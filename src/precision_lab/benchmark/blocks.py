@@ -61,7 +61,7 @@ class Contestant:
         hardware.synchronize(self._device)  # once a block: the marks lie in the device's stream
         _, _, skipped = self._trainer.window.read()
         self.skipped_steps = int(skipped.sum())  # of the last call
-        self._policy.check_float32_modules()
+        self._policy.check_float32()
         return [self._elapsed_ms(a, b) / 1e3 for a, b in pairwise(marks)]
 
     def _step(self, batches: Iterator[Any]) -> None:

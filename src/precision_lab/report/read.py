@@ -17,7 +17,7 @@ import yaml
 
 from precision_lab import open_sets
 from precision_lab.errors import InputError
-from precision_lab.identity import counted, flat
+from precision_lab.identity import counted, counted_arm, flat
 from precision_lab.open_sets import label
 from precision_lab.recorder import SCHEMA_VERSION, STATUSES
 from precision_lab.report.benchmarks import FILE as BENCHMARK
@@ -231,7 +231,7 @@ def _take(result: dict[str, Any], folder: str, found: Found) -> None:
             folder=plain(folder),
             name=plain(name),
             arm=plain(result["arm"]),
-            precision=json.dumps(config["precision"], sort_keys=True),
+            precision=json.dumps(counted_arm(config["precision"]), sort_keys=True),
             experiment=signature,
             fingerprint=tuple(sorted(machine.items(), key=lambda item: (order.get(item[0], len(order)), item[0]))),
             reason=plain(result.get("reason") or ""),
