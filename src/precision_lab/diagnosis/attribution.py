@@ -41,19 +41,17 @@ class Attribution:
     culprits: list[tuple[Unit, LocalError | None]] = field(default_factory=list)
     cure: list[Unit] | None = None
     healed: Outcome | None = None
+    local: list[LocalError] = field(default_factory=list)  # of every operation, worst first
     units: int = 0
     tried: list[tuple[list[str], float]] = field(default_factory=list)  # what was kept, and the excess in dB
 
 
-def attribute(patient: Patient) -> Attribution:
-    """Judge the patient's step, and look for the cure where it is hurt."""
-    plain = patient.arm()
+def attribute(patient: Patient, plain: Outcome) -> Attribution:
+    """Judge the patient's step by what it gave in the arm, and look for the cure where it is hurt."""
     if hurt(patient, plain) and plain.finite:
         patient.refine_floor()
     search = _Search(patient, plain)
-    if hurt(patient, plain):
-        return search.cure()
-    return search.amplifier()
+    return search.cure() if hurt(patient, plain) else search.amplifier()
 
 
 def hurt(patient: Patient, outcome: Outcome) -> bool:
@@ -119,8 +117,7 @@ class _Search:
             self.found.culprits.insert(0, (unit, first))
 
     def _narrowed(self, cure: list[Unit], errors: LocalErrors) -> list[Unit]:
-        """A module that is a large part of the net, and in whose own forward one operation is to blame, may stay but for
-        that one."""
+        """Where a module is a large part of the net and one operation of its own is to blame: that one alone."""
         restores = self._restores if hurt(self.patient, self.found.plain) else self._gains
         for unit in cure:
             inside = [row for row in errors.rows() if row.module == unit.module and _keepable(row.op)]
@@ -143,7 +140,7 @@ class _Search:
             base.append(unit)
             if not self._outcome(base).raised and self._restores(base):
                 break
-            errors = self.patient.local_errors(_kept(base))
+            errors = self.patient.local_errors(kept_of(base))
         return base, errors
 
     def _where_the_graph_ends(self) -> list[Unit]:
@@ -155,6 +152,7 @@ class _Search:
 
     def _ranked(self, errors: LocalErrors) -> list[Unit]:
         """By what each loses itself: what overflows first, in the order of the step, then the largest errors."""
+        self.found.local = sorted(errors.rows(), key=_badness, reverse=True)
         worst: dict[Unit, tuple] = {}
         for row in errors.rows():
             unit = _unit(row.module, row.op)
@@ -193,7 +191,7 @@ class _Search:
     def _outcome(self, units: Sequence[Unit]) -> Outcome:
         key = frozenset(units)
         if key not in self._outcomes:
-            outcome = self._outcomes[key] = self.patient.arm(_kept(units))
+            outcome = self._outcomes[key] = self.patient.arm(kept_of(units))
             self.found.tried.append(([unit.label for unit in units], self.patient.excess(outcome)))
         return self._outcomes[key]
 
@@ -216,7 +214,8 @@ def smallest(units: list[Unit], enough: Callable[[list[Unit]], bool]) -> list[Un
     return units
 
 
-def _kept(units: Sequence[Unit]) -> Kept:
+def kept_of(units: Sequence[Unit]) -> Kept:
+    """What keeps these in float32."""
     return Kept(
         tuple(unit.module for unit in units if unit.op is None),
         tuple(dict.fromkeys(unit.op for unit in units if unit.op is not None)),

@@ -61,9 +61,9 @@ class LocalErrors(TorchDispatchMode):
         found = []
         for (module, op, phase), sums in self._sums.items():
             error, nonfinite, flushed, amax, call = torch.stack(sums).double().cpu().unbind(1)
-            row = LocalError(module, op, phase, float(error.max()), int(nonfinite.sum()), int(flushed.sum()))
-            row.total = float(error.sum())
-            row.amax, row.lost_at = float(amax.max()), int(call[(nonfinite > 0).double().argmax()])
+            row = LocalError(module, op, phase, error=float(error.max()), total=float(error.sum()))
+            row.nonfinite, row.flushed, row.amax = int(nonfinite.sum()), int(flushed.sum()), float(amax.max())
+            row.lost_at = int(call[(nonfinite > 0).double().argmax()])
             found.append(row)
         return found
 

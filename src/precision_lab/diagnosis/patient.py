@@ -9,7 +9,7 @@ parameters, g from IEEE float32.
 import copy
 import math
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -81,18 +81,18 @@ class Patient:
         largest, finite = _LargestGradient(), _FiniteOutputs(model)
         with leaves_no_trace(model), largest, finite.counted():
             self.loss = self._step(model, batch, 1.0)
-            self._reference = _gradients(model)
-        if not any(g is not None and bool(g.any()) for g in self._reference):
+            self.reference = _gradients(model)
+        if not any(g is not None and bool(g.any()) for g in self.reference):
             raise NoGradient
         self.reference_counts = finite.counts()
         self.ran = [name for name in self.reference_counts if name]
         self.largest_gradient = largest.read()
-        if not math.isfinite(self.loss) or not all(g is None or g.isfinite().all() for g in self._reference):
+        if not math.isfinite(self.loss) or not all(g is None or g.isfinite().all() for g in self.reference):
             raise InputError(
                 f"The step is not finite in float32 (loss {self.loss:g}); no precision heals that. Diagnose the model "
                 "before it diverged."
             )
-        self._norm = sum(float(g.double().square().sum()) for g in self._reference if g is not None)
+        self._norm = sum(float(g.double().square().sum()) for g in self.reference if g is not None)
         with leaves_no_trace(model):
             self._step(model, batch, 1.0)
             self.noise = self._sqnr(_gradients(model), 1.0)
@@ -125,6 +125,22 @@ class Patient:
             if not scaled or outcome.finite or scale <= self.precision.min_scale:
                 return outcome
             scale = max(self.precision.min_scale, scale / 16)
+
+    def gradients(self) -> list[Tensor | None]:
+        """Of the arm's own step, unscaled, in the dtype it keeps them in."""
+        scale = self.first_scale()
+        with self._arithmetic(Kept(), lambda kernels: self._units()):
+            gradients = _gradients(self._take(scale))
+        return [None if g is None else g / scale for g in gradients]
+
+    def watched(self, watch: TorchDispatchMode) -> Exception | None:
+        """Take the arm's own step with `watch` above its arithmetic; return what it raised."""
+        with self._arithmetic(Kept(), lambda kernels: self._units()), watch:
+            try:
+                self._take(self.first_scale())
+            except Exception as error:
+                return error
+        return None
 
     def first_scale(self) -> float:
         """The largest power of two up to `precision.init_scale` that float32's gradients, times it, leave in range."""
@@ -159,6 +175,9 @@ class Patient:
             stack.enter_context(installed(kernels))
             yield stack.enter_context(mode(kernels))
 
+    def _units(self) -> AbstractContextManager:
+        return WideArithmetic() if self.emulates else nullcontext()
+
     def _take(self, scale: float) -> nn.Module:
         """Forward and backward in the arm's dtypes; returns the model that has the gradients. Within `_arithmetic`."""
         self._passes[0] += 1
@@ -175,8 +194,7 @@ class Patient:
     def _arm(self, kept: Kept, scale: float) -> Outcome:
         outcome = Outcome(scale=scale)
         finite = _FiniteOutputs(self.model)
-        units = WideArithmetic if self.emulates else nullcontext
-        with self._arithmetic(kept, lambda kernels: units()), finite.counted():
+        with self._arithmetic(kept, lambda kernels: self._units()), finite.counted():
             try:
                 model = self._take(scale)
             except Exception as error:
@@ -187,7 +205,7 @@ class Patient:
         counts = finite.counts()
         outcome.nonfinite = [name for name, n in counts.items() if n > self.reference_counts.get(name, 0)]
         names = [name for name, _ in self.model.named_parameters()]
-        for name, own, reference in zip(names, gradients, self._reference, strict=True):
+        for name, own, reference in zip(names, gradients, self.reference, strict=True):
             if own is None and reference is not None:
                 outcome.without_gradient.append(name)
         outcome.sqnr = self._sqnr(gradients, scale)
@@ -241,7 +259,7 @@ class Patient:
 
     def _sqnr(self, gradients: list[Tensor | None], scale: float) -> float:
         error = 0.0
-        for own, reference in zip(gradients, self._reference, strict=True):
+        for own, reference in zip(gradients, self.reference, strict=True):
             if reference is not None:
                 own = torch.zeros_like(reference) if own is None else own
                 error += float((reference.double() - own.double() / scale).square().sum())

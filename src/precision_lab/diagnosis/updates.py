@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from precision_lab.diagnosis.patient import Patient
+
 BuildOptimizer = Callable[[nn.Module], torch.optim.Optimizer]
 
 
@@ -30,17 +32,12 @@ class Updates:
         return self.sqnr_master - self.sqnr
 
 
-def updates(
-    model: nn.Module,
-    build: BuildOptimizer,
-    reference: list[Tensor | None],
-    own: list[Tensor | None],
-    dtype: torch.dtype,
-) -> Updates:
-    """One optimizer step with float32's gradients, and with the arm's, on float32 weights and on weights in `dtype`."""
-    exact = _change(model, build, reference, torch.float32)
+def updates(patient: Patient, build: BuildOptimizer) -> Updates:
+    """One optimizer step with float32's gradients, and with the arm's, on float32 weights and on those of the arm."""
+    model, own = patient.model, patient.gradients()
+    exact = _change(model, build, patient.reference, torch.float32)
     master = _change(model, build, own, torch.float32)
-    low = _change(model, build, own, dtype)
+    low = _change(model, build, own, patient.dtype) if patient.pure else master
     asked = master != 0
     lost = float(((low == 0) & asked).sum() / asked.sum().clamp_min(1))
     return Updates(lost, _sqnr(exact, low), _sqnr(exact, master))

@@ -40,8 +40,10 @@ class ModuleScopes:
     def current(self) -> str:
         node = torch._C._current_autograd_node()
         # In backward the stack is empty, unless checkpointing repeats a forward.
-        if node is None or len(self._stack) > 1:
-            return self._stack[-1]
+        return self._stack[-1] if node is None or len(self._stack) > 1 else self.made_in(node)
+
+    def made_in(self, node: torch.autograd.graph.Node) -> str:
+        """The module in whose forward an autograd node was made."""
         return self._owners[bisect_right(self._starts, node._sequence_nr()) - 1]
 
     @contextmanager

@@ -1,0 +1,127 @@
+"""One training step examined: looked at, measured, blamed and healed.
+
+Knows the order of things: named causes first, then settings that heal by themselves, then what has to stay in float32.
+Refuses to know configs, files and words.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from torch import nn
+
+from precision_lab.arm_schema import Dtype, PrecisionConfig
+from precision_lab.config import as_values
+from precision_lab.diagnosis.attribution import HURT_DB, Attribution, attribute, hurt, kept_of, restored
+from precision_lab.diagnosis.local import LocalError
+from precision_lab.diagnosis.patient import NoGradient, Outcome, Patient
+from precision_lab.diagnosis.preflight import Cause, look, no_gradient, wrong_dtypes
+from precision_lab.diagnosis.updates import BuildOptimizer, Updates, updates
+from precision_lab.task import Task
+
+_USUAL_SCALE = 65536.0
+
+
+@dataclass
+class Diagnosis:
+    """All that an examination found. `cure` is the arm that heals; None where none does, or nothing is wrong.
+
+    `culprits` are names, the first the most to blame: modules, operations, settings, parameters.
+    """
+
+    healthy: bool
+    causes: list[Cause] = field(default_factory=list)
+    culprits: list[str] = field(default_factory=list)
+    cure: PrecisionConfig | None = None
+    plain: Outcome | None = None
+    healed: Outcome | None = None
+    attribution: Attribution | None = None
+    updates: Updates | None = None
+    healed_updates: Updates | None = None
+    local: list[LocalError] = field(default_factory=list)  # worst first
+    patient: Patient | None = None
+
+    def excess(self, outcome: Outcome | None) -> float | None:
+        """In dB; None where there is no such outcome."""
+        return self.patient.excess(outcome) if self.patient and outcome else None
+
+
+def examine(
+    model: nn.Module, task: Task, batch: Any, precision: PrecisionConfig, target: str, optimizer: BuildOptimizer
+) -> Diagnosis:
+    """Examine one step of `model` on `batch` in the arm `precision` of the device `target`.
+
+    Parameters in another dtype than the arm's are a finding, and are taken to float32 in place for the rest. Raises
+    what the step raises in float32, and InputError where it is not finite there.
+    """
+    certain = wrong_dtypes(model, precision)
+    if certain:
+        model.float()
+    try:
+        patient = Patient(model, task, batch, precision, target)
+    except NoGradient:
+        causes = [*certain, *no_gradient(model, task, batch)]
+        return Diagnosis(False, causes, [cause.where for cause in causes])
+    found = Diagnosis(healthy=not certain, causes=certain, culprits=[cause.where for cause in certain], patient=patient)
+    found.plain = patient.arm()
+    if not _healed_by_a_setting(found, optimizer) and not patient.pure:
+        _attribute(found)
+    found.causes += look(patient)
+    return found
+
+
+def _attribute(found: Diagnosis) -> None:
+    blamed = found.attribution = attribute(found.patient, found.plain)
+    found.local = blamed.local
+    if not blamed.healthy:
+        found.healthy = False
+        found.culprits += [unit.label for unit, _ in blamed.culprits]
+        found.healed = blamed.healed
+        if blamed.cure:
+            kept, precision = kept_of(blamed.cure), found.patient.precision
+            modules, ops = [*precision.fp32_modules, *kept.modules], [*precision.fp32_ops, *kept.ops]
+            found.cure = replace(precision, fp32_modules=modules, fp32_ops=ops)
+
+
+def overrides(before: PrecisionConfig, after: PrecisionConfig) -> list[str]:
+    """What train.py takes to make the one arm of the other."""
+    changed = [one.name for one in fields(before) if getattr(before, one.name) != getattr(after, one.name)]
+    return [f"precision.{name}={_written(as_values(getattr(after, name)))}" for name in changed]
+
+
+def _written(value: Any) -> str:
+    if isinstance(value, list):
+        return f"[{','.join(value)}]"
+    return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _healed_by_a_setting(found: Diagnosis, optimizer: BuildOptimizer) -> bool:
+    """Whether the arm's own settings are to blame: then found says so, and which heal it."""
+    patient = found.patient
+    if patient.pure:
+        found.updates = updates(patient, optimizer)
+    lost = found.updates is not None and found.updates.excess > HURT_DB
+    if not lost and not hurt(patient, found.plain):
+        return False
+    for name, precision in _settings(patient.precision):
+        other = patient.under(precision)
+        healed = other.arm()
+        if restored(other, healed):
+            found.healthy, found.healed, found.cure = False, healed, precision
+            found.culprits.append(name)
+            if lost:
+                found.healed_updates = updates(other, optimizer)
+            return True
+    found.healthy = found.healthy and not patient.pure
+    return False
+
+
+def _settings(precision: PrecisionConfig) -> Iterable[tuple[str, PrecisionConfig]]:
+    """Settings that may be to blame, each with the arm that has another."""
+    if precision.autocast_dtype is None:
+        mixed = replace(precision, param_dtype=Dtype.float32, autocast_dtype=precision.param_dtype)
+        yield "precision.param_dtype", mixed
+    elif precision.autocast_dtype is Dtype.float16 and not precision.grad_scaling:
+        yield "precision.grad_scaling", replace(precision, grad_scaling=True)
+    elif precision.autocast_dtype is Dtype.float16 and precision.init_scale < _USUAL_SCALE:
+        yield "precision.init_scale", replace(precision, init_scale=_USUAL_SCALE)

@@ -1,0 +1,230 @@
+"""What a diagnosis says, in sentences, tables and Markdown. Reads the dictionary that `diagnose` returns; no torch."""
+
+import io
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+_ROWS = 8  # operations shown by their own error
+
+
+def answer(told: dict[str, Any]) -> list[str]:
+    """Three sentences: what was found, who is to blame, and what to do."""
+    return [_what(told), _who(told), _remedy(told)]
+
+
+def command(told: dict[str, Any], words: list[str]) -> str | None:
+    """The training command with the cure, from the words that the diagnosis was asked with."""
+    if not told["cure"]:
+        return None
+    own = ("target=", "checkpoint=", "steps=", "budget_s=")
+    changed = [word.partition("=")[0] for word in told["cure"]["overrides"]]
+    kept = [word for word in words if not word.startswith(own) and word.lstrip("+").partition("=")[0] not in changed]
+    start = f"trainer.init_from={told['checkpoint']}" if told["checkpoint"] else None
+    return " ".join(
+        ["python train.py", *map(_quoted, [*kept, *told["cure"]["overrides"], *([start] if start else [])])]
+    )
+
+
+def _quoted(word: str) -> str:
+    return f"'{word}'" if set(word) & set(' []*{}()$&;|<>"') else word
+
+
+def _what(told: dict[str, Any]) -> str:
+    figures, who = told["figures"], f"{told['arm']} on {told['target']}"
+    if figures is None:
+        return f"{who} cannot train: no parameter receives a gradient, in float32 neither."
+    if figures["raised"]:
+        return f"{who} fails where float32 does not: {figures['raised'].rstrip('.')}."
+    short = f"its gradient has {_db(figures['sqnr_db'])} SQNR against float32's, where {figures['dtype']} alone allows "
+    short += f"{_db(figures['bound_db'])} on this step"
+    if told["healthy"]:
+        return f"{who} does this step no harm: {short}; more than 10 dB below that would be a finding."
+    if figures["nonfinite"]:
+        others = len(figures["nonfinite"]) - 1
+        beside = f" and of {others} other module{'s' * (others > 1)}" if others else ""
+        first = figures["nonfinite"][0] or "the model"
+        return f"{who} overflows: outputs of {first}{beside} are not finite where float32's are."
+    if figures["without_gradient"]:
+        return f"{who} loses the gradient of {len(figures['without_gradient'])} parameters, which float32 has."
+    if updates := told["updates"]:
+        return (
+            f"{who} loses {updates['lost']:.1%} of the weights' updates: what reaches the weights has "
+            f"{_db(updates['sqnr'])} SQNR against float32's, and {_db(updates['sqnr_master'])} if they were in float32."
+        )
+    if figures["excess_db"] <= 10:
+        return f"{who} hurts in one place: {short}, and that is so low because of one module."
+    return f"{who} hurts: {short}."
+
+
+def _who(told: dict[str, Any]) -> str:
+    if told["healthy"]:
+        worst = next(iter(told["local"]), None)
+        if not worst:
+            return "No module and no operation stands out."
+        return (
+            f"The largest error that an operation makes by itself is that of {_place(worst)}: {_db(worst['sqnr_db'])}."
+        )
+    if not told["culprits"]:
+        return "Nothing could be named: no part of the net explains it."
+    first = told["culprits"][0]
+    says = next((cause["says"] for cause in told["causes"] if cause["where"] == first["name"]), None)
+    reason = _reason(first)
+    return (
+        f"To blame is {first['name']}"
+        + (f": {reason}" if reason else "")
+        + (f" ({says.rstrip('.')})" if says else "")
+        + "."
+    )
+
+
+def _reason(row: dict[str, Any]) -> str | None:
+    if "op" not in row:
+        return None
+    op = f"{row['op']} in its {row['phase']}" if row["module"] == row["name"] else f"{_place(row)}"
+    if row["nonfinite"]:
+        return f"{op} loses {row['nonfinite']:,} values to infinity or NaN on inputs that float32 computed"
+    return f"{op} has {_db(row['sqnr_db'])} SQNR by itself, on inputs that float32 computed"
+
+
+def _remedy(told: dict[str, Any]) -> str:
+    if told["healthy"]:
+        return "Nothing has to be kept in float32."
+    cure = told["cure"]
+    if not cure:
+        remedies = dict.fromkeys(cause["remedy"] for cause in told["causes"] if cause["certain"])
+        return " ".join(remedies) or "Nothing kept in float32 heals it; train this model in a wider precision."
+    kept = " ".join(cure["overrides"])
+    text = f"With {kept} the gradient is {_excess(cure['excess_db'])}"
+    proof = told["proof"]
+    if proof:
+        losses = {one["arm"]: one["loss"] for one in proof["trained"]}
+        (_, fp32), *others = losses.items()
+        said = [
+            f"{loss:.4g} with it" if i == len(others) - 1 else f"{loss:.4g} without"
+            for i, (_, loss) in enumerate(others)
+        ]
+        text += (
+            f", and the loss after {proof['steps']} steps {' and '.join(reversed(said))}, where float32 has {fp32:.4g}"
+        )
+    return f"{text}."
+
+
+def _excess(excess: float) -> str:
+    return (
+        "no worse than the number format allows" if excess <= 0 else f"within {_db(excess)} of what the format allows"
+    )
+
+
+def _place(row: dict[str, Any]) -> str:
+    return f"{row['op']} in {row['module'] or 'the loss or the model itself'}, {row['phase']}"
+
+
+def _db(value: float | None) -> str:
+    if value is None or math.isnan(value):
+        return "-"
+    return f"{value:.1f} dB" if math.isfinite(value) else "no error" if value > 0 else "no finite"
+
+
+def lines(told: dict[str, Any], words: list[str], width: int) -> str:
+    """The whole diagnosis as plain text of at most `width` columns."""
+    text = io.StringIO()
+    console = Console(file=text, width=width, color_system=None, markup=False, emoji=False, highlight=False)
+    for sentence in answer(told):
+        console.print(sentence)
+    if found := command(told, words):
+        console.print(f"\n{found}", soft_wrap=True)
+    for title, table in _tables(told):
+        console.print(f"\n{title}")
+        console.print(table)
+    for line in _notes(told):
+        console.print(f"\n{line}")
+    return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
+
+
+def markdown(told: dict[str, Any], words: list[str]) -> str:
+    """The same as a page of Markdown."""
+    parts = [f"# {told['arm']} on {told['target']}", *answer(told)]
+    if found := command(told, words):
+        parts.append(f"```bash\n{found}\n```")
+    for title, columns, rows in _cells(told):
+        head = f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}"
+        parts.append(f"## {title}\n\n{head}\n" + "\n".join(f"| {' | '.join(row)} |" for row in rows))
+    return "\n\n".join([*parts, *_notes(told)]) + "\n"
+
+
+def _tables(told: dict[str, Any]) -> Iterable[tuple[str, Table]]:
+    for title, columns, rows in _cells(told):
+        table = Table(box=None, pad_edge=False)
+        for column in columns:
+            table.add_column(column, overflow="fold")
+        for row in rows:
+            table.add_row(*row)
+        yield title, table
+
+
+def _cells(told: dict[str, Any]) -> Iterable[tuple[str, list[str], list[list[str]]]]:
+    if told["local"]:
+        rows = [
+            [
+                one["module"] or "-",
+                one["op"],
+                one["phase"],
+                _db(one["sqnr_db"]),
+                f"{one['nonfinite']:,}",
+                f"{one['amax']:.3g}",
+            ]
+            for one in told["local"][:_ROWS]
+        ]
+        columns = ["module", "operation", "phase", "SQNR", "lost values", "largest"]
+        yield "Worst by themselves, each on inputs that float32 computed", columns, rows
+    if told["tried"]:
+        rows = [[_short(one["kept"]), _db(one["excess_db"])] for one in told["tried"]]
+        yield "Kept in float32, and how far below what the format allows", ["kept", "excess"], rows
+    if told["causes"]:
+        rows = [[one["where"], one["says"], one["remedy"]] for one in told["causes"]]
+        yield "Seen beside", ["where", "what", "remedy"], rows
+    if told["proof"]:
+        times = told["proof"]["times"] or {}
+        rows = [
+            [
+                one["arm"],
+                f"{one['loss']:.5g}",
+                str(one["skipped"]),
+                f"{one['saved_activations_mib'] + one['saved_weight_casts_mib']:.4g}",
+                _ratio(times.get(one["arm"])),
+            ]
+            for one in told["proof"]["trained"]
+        ]
+        yield (
+            f"Trained for {told['proof']['steps']} steps",
+            ["arm", "loss", "skipped", "saved MiB", "speed ratio"],
+            rows,
+        )
+
+
+def _ratio(ratio: dict[str, Any] | None) -> str:
+    return f"{ratio['value']:.2f} [{ratio['low']:.2f}, {ratio['high']:.2f}]" if ratio else "-"
+
+
+def _short(names: list[str]) -> str:
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+
+
+def _notes(told: dict[str, Any]) -> Iterable[str]:
+    figures, proof = told["figures"], told["proof"]
+    if figures:
+        units = f" for {figures['units']} modules and operations that can be kept" if figures["units"] else ""
+        yield f"{figures['passes']} passes{units}; loss scale {figures['loss_scale']:g}."
+        if math.isfinite(figures["noise_db"]):
+            yield (
+                "This model gives another gradient each time: of two float32 passes one has "
+                f"{figures['noise_db']:.1f} dB SQNR against the other, and no arm is asked for more."
+            )
+    if told["emulated"]:
+        yield (f"Emulated on a CPU: the autocast policy of {told['target']} and its rounding, not its kernels.")
+    if proof and proof["not_timed"]:
+        yield f"Not timed, since {proof['not_timed']}. There: python scripts/benchmark.py with these arms."
