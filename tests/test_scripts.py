@@ -116,24 +116,28 @@ def test_a_signal_to_the_demo_ends_the_sweep_which_says_what_is_left(tmp_path, n
 
 
 @pytest.mark.parametrize("by", ["operation", "module"])
-def test_inspect_ops_prints_dtypes_by_operation_or_module(by):
-    done = run("inspect_ops.py", "model=mlp", "model.hidden=[8]", "precision=bf16", "device=cpu", f"by={by}")
+def test_inspect_ops_prints_dtypes_by_operation_or_module(by, tmp_path):
+    words = ["model=mlp", "model.hidden=[8]", "precision=bf16", "device=cpu", f"paths.outputs={tmp_path}"]
+    done = run("inspect_ops.py", *words, f"by={by}", "target=cuda")
     assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
-    assert max(map(len, lines[2:])) <= 80
+    *lines, written = done.stdout.splitlines()
+    assert Path(written.removeprefix("written: ")).name == "ops_cuda.json"
+    assert max(map(len, lines)) <= 80
     addmm = [line.split() for line in lines if "addmm" in line]
-    assert all(line[-3:] == ["bfloat16", "->", "bfloat16"] for line in addmm)
+    assert len(addmm) >= 1
+    assert all(line[-5:-2] == ["bfloat16", "->", "bfloat16"] for line in addmm)  # then FLOPs, such as `4.1 k`
     if by == "module":
         assert [line[0] for line in addmm] == ["layers.0.0", "head"]
     else:
         assert [line[:3] for line in addmm] == [["forward", "addmm", "2"]]
-    assert any("_log_softmax" in line and line.split()[-3:] == ["float32", "->", "float32"] for line in lines)
+    assert any("_log_softmax" in line and line.split()[-4:-1] == ["float32", "->", "float32"] for line in lines)
 
 
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
         (["by=layer"], "by=layer is unknown; valid are operation and module."),
+        (["target=tpu"], "target=tpu is unknown; valid are cpu, cuda and mps."),
         (["precision=bf17"], "precision=bf17 does not exist; did you mean bf16?"),
         (["device.compile=true"], "A compiled model cannot be looked at operation by operation"),
     ],

@@ -133,15 +133,20 @@ def _rows(resolved: Resolved, target: str) -> tuple[list[OpRow], list[str]]:
     except RuntimeError as error:
         told = str(error).strip().split("\n")[0].rstrip(".")
         where = f" at {error.__notes__[0]}" if getattr(error, "__notes__", ()) else ""
-        label = identity.arm_label(resolved.asked.precision)
+        label = _label(resolved.asked)
         raise InputError(f"{label} on {target}: the step raised {type(error).__name__}{where}: {told}.") from error
     finally:
         release()
     return rows, ready.notes
 
 
+def _label(asked: Config) -> str:
+    """The arm's, without the target, which is told beside it."""
+    return identity.arm_label(replace(asked.precision, emulate=None))
+
+
 def _text(asked: Config, settings: InspectOpsConfig, maps: list[OpMap], width: int) -> str:
-    arm, by_module = identity.arm_label(asked.precision), settings.by == "module"
+    arm, by_module = _label(asked), settings.by == "module"
     torch_version = torch.__version__.partition("+")[0]
     policy = f"predicted by the autocast lists of torch {torch_version}"
     names = tuple(one.target for one in maps)

@@ -67,7 +67,7 @@ def render_differences(found: list[Difference], names: tuple[str, str], *, by_mo
     table = Table(box=None, pad_edge=False)
     table.add_column("module" if by_module else "modules", overflow="fold")
     table.add_column("phase", no_wrap=True)
-    table.add_column("op", overflow="fold")
+    table.add_column("op", overflow="fold", min_width=min(max((len(one.op) for one in found), default=0), width // 3))
     for name in names:
         table.add_column(name, overflow="fold")
     modules: dict[tuple, list[str]] = {}
