@@ -31,13 +31,13 @@ def lines_in(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def sentences(lines: Iterator[dict[str, Any]], min_scale: float) -> list[str]:
-    """One for each kind of trouble: activations that overflow, no loss scale that suits, updates that are lost.
+    """One for each kind of trouble: activations that overflow, gradients without a loss scale, updates that are lost.
 
     `min_scale` is the loss scale below which a run counts as diverged.
     """
     seen = list(lines)
     found = [_overflow(seen, name) for name in ("float16", "bfloat16")]
-    found += [_no_scale(seen, min_scale), _lost(seen)]
+    found += [_no_scale(seen, min_scale) or _scales(seen), _lost(seen)]
     return [f"prediction for {sentence}" for sentence in found if sentence]
 
 
@@ -52,7 +52,7 @@ def _overflow(lines: list[dict[str, Any]], dtype: str) -> str | None:
         return None
     name = max(over, key=lambda name: over[name][0])
     headroom, amax, step = over[name]
-    others = f" (so do {len(over) - 1} more modules)" if len(over) > 1 else ""
+    others = f" (as do {len(over)} modules in all)" if len(over) > 1 else ""
     cure = f"; precision.fp32_modules=[{name}] keeps it in float32" if name else ""
     return (
         f"{dtype}: the output of {_module(lines, name)} reaches {amax:,.6g} after step {step}, {headroom:.3g} times "
@@ -73,6 +73,19 @@ def _no_scale(lines: list[dict[str, Any]], min_scale: float) -> str | None:
         most = f"most of them in {_quantity(lines, window['limited_below_by'])}"
         return f"float16: no loss scale suits the gradients after step {line['step']}: {above}, and {below}, {most}."
     return None
+
+
+def _scales(lines: list[dict[str, Any]]) -> str | None:
+    """The loss scales that the gradients need, if 1 is none: of the step that needs the largest one."""
+    needed = [(line["scale_window"]["lowest"] or 0, line["step"], line) for line in lines if line["scale_window"]]
+    lowest, step, line = max(needed, key=lambda one: one[:2], default=(0, 0, {}))
+    if lowest <= 1:
+        return None
+    window = line["scale_window"]
+    return (
+        f"float16: gradients need loss scaling, by {lowest:,g} to {window['highest']:,g} after step {step}; below that "
+        f"too many are flushed to zero, most of them in {_quantity(lines, window['limited_below_by'])}."
+    )
 
 
 def _lost(lines: list[dict[str, Any]]) -> str | None:

@@ -125,14 +125,16 @@ def _counted(tensor: Tensor, by_power: bool) -> tuple[Tensor, Tensor, Tensor | N
     values = tensor.detach()
     values = values.coalesce().values() if values.layout is torch.sparse_coo else values
     magnitude = values.float().abs().flatten()
-    finite = magnitude.isfinite()
-    magnitude = magnitude.where(finite, 0.0)
-    zeros = (magnitude == 0).sum()
-    total = torch.full_like(zeros, magnitude.numel())
-    counts = [total, total - finite.sum(), total - zeros]
+    finite = (magnitude < math.inf).count_nonzero()
+    magnitude.nan_to_num_(0.0, 0.0, 0.0)
+    nonzero = magnitude.count_nonzero()
+    counts = [torch.full_like(finite, magnitude.numel()), magnitude.numel() - finite, nonzero]
+    zeros = magnitude.numel() - nonzero
     for form in FORMATS.values():
-        up_to_zero = (magnitude <= form.zero).sum()
-        counts += [(magnitude >= form.overflow).sum(), up_to_zero - zeros, (magnitude < form.normal).sum() - up_to_zero]
+        up_to_zero = (magnitude <= form.zero).count_nonzero()
+        below_normal = (magnitude < form.normal).count_nonzero()
+        overflow = (magnitude >= form.overflow).count_nonzero()
+        counts += [overflow, up_to_zero - zeros, below_normal - up_to_zero]
     largest = magnitude.max() if magnitude.numel() else magnitude.sum()
     # the exponent's bits, rounded up: b where 2**(b - 128) < magnitude <= 2**(b - 127)
     powers = ((magnitude.view(torch.int32) + 0x7FFFFF) >> 23).bincount(minlength=256) if by_power else None
