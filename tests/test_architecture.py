@@ -43,7 +43,7 @@ MAY_IMPORT = {
 }
 # The one way that imports run: a module may import from those further right, never from those further left.
 LAYERS = [
-    {"sweep", "report", "largest_batch", "benchmark", "torture"},
+    {"sweep", "report", "largest_batch", "benchmark", "torture", "diagnosis"},
     {"processes"},
     {"entry"},
     {"run", "replay", "check", "fitting", "inspection", "op_maps"},
@@ -72,7 +72,7 @@ LAYERS = [
         "logs",
         "run_folder",
     },
-    {"models", "datasets", "hardware", "hashing", "nested", "seeds", "identity", "targets", "arms", "settings", "code"},
+    {"models", "lessons", "datasets", "hardware", "hashing", "nested", "seeds", "identity", "targets", "arms", "settings", "code"},
     {"image_files", "torchvision_files"},
     {"config", "arm_schema", "open_sets", "arguments", "ranges", "wording", "errors", "redaction", "streams", "sizes"},
 ]

@@ -3,28 +3,66 @@
 Knows how a run is assembled and where its files go; refuses to judge.
 """
 
+import json
 import math
+import os
 import time
 from dataclasses import asdict, replace
 from typing import Any
 
-from precision_lab import config, hardware
+import torch
+
+from precision_lab import config, folders, hardware
 from precision_lab.arm_schema import Dtype, PrecisionConfig, Target
 from precision_lab.assemble import Assembly, Resolved, assemble, resolve, training_batches
 from precision_lab.config import Config, as_values
 from precision_lab.diagnosis.examine import Diagnosis, examine, overrides
 from precision_lab.diagnosis.local import LocalError
 from precision_lab.diagnosis.proof import time_arms, train_arms
+from precision_lab.diagnosis.words import answer, lines, markdown
 from precision_lab.environment import environment_of
 from precision_lab.errors import InputError
 from precision_lab.identity import arm_label, experiment_signature
 from precision_lab.optim import build_optimizer
+from precision_lab.recorder import storable, write_whole
+from precision_lab.redaction import redact, secrets_in
 from precision_lab.seeds import derive, seed_globals
 from precision_lab.settings import DiagnoseConfig
 from precision_lab.targets import raised, refusal
+from precision_lab.tracking import mirror_of
 
 SCHEMA_VERSION = 1
 _SHOWN = 20  # operations whose own error is kept
+
+
+def told_and_kept(asked: Config, settings: DiagnoseConfig, words: list[str], width: int) -> bool:
+    """Diagnose, print it in at most `width` columns, and keep it on disk and in W&B; return whether all is healthy.
+
+    `words` are the overrides of train.py that it was asked with.
+    """
+    told = diagnose(asked, settings)
+    secrets = secrets_in(os.environ, as_values(asked), words)
+    folder = folders.timed_folder(asked, "diagnoses")
+    write_whole(folder / "diagnosis.json", json.dumps(storable(redact(told, secrets)), allow_nan=False) + "\n")
+    write_whole(folder / "diagnosis.md", redact(markdown(told, words), secrets))
+    print(redact(lines(told, words, width), secrets))
+    print(f"\nwritten: {folder}")
+    _mirror(asked, told, secrets)
+    return told["healthy"]
+
+
+def _mirror(asked: Config, told: dict[str, Any], secrets: list[str]) -> None:
+    """A run of job type diagnose: the answer, the figures, and each operation's own error as a table."""
+    environment = redact(environment_of(torch.device("cpu")), secrets)
+    mirror = mirror_of(asked, told["target"], environment, secrets, job_type="diagnose")
+    columns = ["module", "op", "phase", "sqnr_db", "nonfinite", "flushed", "amax"]
+    kept = redact(storable(told), secrets)
+    mirror.table("local_errors", columns, [[row[column] for column in columns] for row in kept["local"]])
+    cure = kept["cure"] or {}
+    summary = {key: value for key, value in (kept["figures"] or {}).items() if isinstance(value, int | float)}
+    summary |= {"healthy": kept["healthy"], "culprits": ", ".join(one["name"] for one in kept["culprits"])}
+    summary |= {"cure": " ".join(cure.get("overrides", [])), "answer": redact(" ".join(answer(told)), secrets)}
+    mirror.finish("completed", None, {f"diagnosis/{key}": value for key, value in summary.items()})
 
 
 def diagnose(asked: Config, settings: DiagnoseConfig) -> dict[str, Any]:
@@ -140,7 +178,7 @@ def _told(found: Diagnosis, arm: PrecisionConfig, target: str, emulates: bool) -
 def _of_row(row: LocalError | None) -> dict[str, Any]:
     if row is None:
         return {}
-    return asdict(row) | {"sqnr_db": -10 * math.log10(row.error) if row.error else math.inf}
+    return asdict(row) | {"sqnr_db": -10 * math.log10(row.total) if row.total else math.inf}
 
 
 def _proof(
