@@ -4,6 +4,7 @@ Knows the order of things: named causes first, then settings that heal by themse
 Refuses to know configs, files and words.
 """
 
+import copy
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -13,9 +14,10 @@ from torch import nn
 from precision_lab.arm_schema import Dtype, PrecisionConfig
 from precision_lab.config import as_values
 from precision_lab.diagnosis.attribution import HURT_DB, Attribution, attribute, hurt, kept_of, restored
+from precision_lab.diagnosis.causes import Cause
 from precision_lab.diagnosis.local import LocalError
 from precision_lab.diagnosis.patient import NoGradient, Outcome, Patient
-from precision_lab.diagnosis.preflight import Cause, look, no_gradient, wrong_dtypes
+from precision_lab.diagnosis.preflight import look, no_gradient, optimizer_state, wrong_dtypes
 from precision_lab.diagnosis.updates import BuildOptimizer, Updates, updates
 from precision_lab.task import Task
 
@@ -67,6 +69,8 @@ def examine(
     if not _healed_by_a_setting(found, optimizer) and not patient.pure:
         _attribute(found)
     found.causes += look(patient)
+    if patient.pure:
+        found.causes += optimizer_state(copy.deepcopy(model).to(patient.dtype), optimizer)
     return found
 
 
