@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from itertools import groupby
 
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table
 
 from precision_lab.probe.op_rows import LOW, Difference, OpRow, by_operation, totals
@@ -31,7 +32,10 @@ def render(rows: Iterable[OpRow], *, by_module: bool, width: int) -> str:
         ("casts", [row for row in rows if row.is_cast]),
     ):
         everything = sum(row.nbytes for row in rows) if title == "casts" else 0
-        console.print(_table(part, by_module, everything) if part else f"no {title}")
+        if part:
+            _print_table(console, part, by_module, everything)
+        else:
+            console.print(f"no {title}")
         console.print()
     text.write(filled(summary(rows), width))
     return _stripped(text)
@@ -125,28 +129,40 @@ def flop(number: int) -> str:
     raise AssertionError  # the last prefix returns
 
 
-def _table(rows: list[OpRow], by_module: bool, everything: int) -> Table:
-    """Operations with their FLOPs; or casts with their bytes, where `everything` is what these are a share of."""
-    table = Table(box=None, pad_edge=False)
-    if by_module:
-        table.add_column("module", overflow="fold")
-    table.add_column("phase", no_wrap=True)
-    table.add_column("cast" if everything else "op", overflow="fold")
-    table.add_column("calls", justify="right", no_wrap=True)
-    table.add_column("inputs -> outputs", overflow="fold")
-    for column in ("bytes", "share") if everything else ("FLOP",):
-        table.add_column(column, justify="right", no_wrap=True)
-    above = None
+def _print_table(console: Console, rows: list[OpRow], by_module: bool, everything: int) -> None:
+    """Operations with their FLOPs; or casts with their bytes, where `everything` is what these are a share of.
+
+    Each module heads its rows; columns are as wide in all blocks.
+    """
+    header = ["phase", "cast", "calls", "inputs -> outputs", "bytes", "share"]
+    if not everything:
+        header[1], header[4:] = "op", ["FLOP"]
+    cells = [_cells(row, everything) for row in rows]
+    widths = [max(map(len, column)) for column in zip(header, *cells, strict=True)]
+    indent = 2 if by_module else 0
+    excess = indent + sum(widths) + 2 * (len(widths) - 1) - console.width
+    widths[1] -= min(max(excess, 0), max(widths[1] - 12, 0))
+    console.print(_block([header], widths, indent))
+    for module, block in groupby(zip(rows, cells, strict=True), key=lambda pair: pair[0].module):
+        if by_module:
+            console.print(module or "(model)")
+        console.print(_block([shown for _, shown in block], widths, indent))
+
+
+def _block(rows: list[list[str]], widths: list[int], indent: int) -> Padding:
+    table = Table(box=None, pad_edge=False, show_header=False)
+    for i, column in enumerate(widths):
+        table.add_column(width=column, overflow="fold", justify="right" if i in (2, 4, 5) else "left")
     for row in rows:
-        heading = (row.module or "(model)") if row.module != above else ""
-        above = row.module
-        cells = [row.phase, row.op, str(row.calls), row.dtypes]
-        if everything:
-            cells += [_size(row.nbytes), f"{row.nbytes / everything:.1%}"]
-        else:
-            cells += ["-" if row.flops is None else flop(row.flops).strip()]
-        table.add_row(*([heading, *cells] if by_module else cells))
-    return table
+        table.add_row(*row)
+    return Padding(table, (0, 0, 0, indent))
+
+
+def _cells(row: OpRow, everything: int) -> list[str]:
+    cells = [row.phase, row.op, str(row.calls), row.dtypes]
+    if everything:
+        return [*cells, _size(row.nbytes), f"{row.nbytes / everything:.1%}"]
+    return [*cells, "-" if row.flops is None else flop(row.flops).strip()]
 
 
 def _size(nbytes: int) -> str:

@@ -104,11 +104,11 @@ class OpRecorder(TorchDispatchMode):
         """What was taken down, by first occurrence.
 
         With `fused`, attention is one operation in the dtype that it gives, forward and backward, as it is on CUDA and
-        MPS, also where the CPU takes several, in float32: its one kernel knows no dropout.
+        MPS; the CPU's kernel has another name, and where there is dropout it takes several, in float32.
         """
         sums = dict(self._sums)
         for (module, name), given in self._given.items() if fused else ():
-            if name == "attention" and not any(key[0] == module and "attention" in key[2] for key in sums):
+            if name == "attention":
                 sums = _as_one(sums, module, given)
         return [
             OpRow(*key[:5], calls, key[5], flops, nbytes, key[6], self._given.get((key[0], key[6]), _Given()).dtypes)
