@@ -69,8 +69,9 @@ sync: setup ## show which runs are not uploaded to W&B yet, log in, and upload t
 	"$(WANDB)" login
 	cd "$(OUTPUTS)" && "$(WANDB)" sync $(ARGS)
 
-golden: setup ## write the golden losses anew, after a wanted change of numerics
+golden: setup ## write the golden losses and op maps anew, after a wanted change of numerics or another torch
 	$(PY) tests/test_golden.py --write
+	$(PY) tests/test_golden_ops.py --write
 
 lint: setup ## check style and formatting
 	$(PY) -m ruff check .

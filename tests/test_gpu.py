@@ -40,7 +40,9 @@ from precision_lab.datasets import TensorSamples
 from precision_lab.errors import InputError
 from precision_lab.inspection import peak_by_kind, step_peak
 from precision_lab.meter import Meter
+from precision_lab.op_maps import inspect_ops
 from precision_lab.precision import backend_flags
+from precision_lab.settings import InspectOpsConfig
 from precision_lab.task import Classification
 from precision_lab.trainer import evaluate
 
@@ -502,3 +504,22 @@ def test_running_out_of_device_memory_is_told_apart():
     with pytest.raises(torch.OutOfMemoryError) as caught:
         torch.empty(2**48, dtype=torch.uint8, device=CUDA)
     assert run.is_out_of_memory(caught.value)
+
+
+# ---- the op map of CUDA is predicted without it -------------------------------------------------------------
+
+
+@gpu
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize(
+    "model",
+    [
+        "model=cnn",
+        "model=gpt model.layers=2 model.dropout=0.1 dataset=synthetic_tokens",
+        "model=resnet18 dataset=synthetic_images dataset.channels=3 dataset.image_size=64",
+    ],
+)
+def test_the_predicted_op_map_is_what_this_gpu_runs(model, precision, tmp_path, capsys):
+    words = [*model.split(), f"precision={precision}", "trainer.batch_size=4", f"paths.outputs={tmp_path}"]
+    inspect_ops(compose([*words, "wandb.mode=disabled"]), InspectOpsConfig("cuda", "operation", None), 400, words)
+    assert "by torch's own kernels, agree in all" in capsys.readouterr().out
