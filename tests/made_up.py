@@ -88,7 +88,10 @@ def result(arm: str = "fp32", seed: int = 0, machine: dict[str, Any] = XEON, **c
     made = deepcopy(_RESULT)
     made |= {"arm": arm, "seed": seed, "fingerprint": dict(machine), "support": SUPPORT[machine["model"]]}
     made["finished"] = 1_000_000.0 + seed
-    made["config"] |= {"seed": seed, "precision": _PRECISION | ARMS[arm.partition("[")[0]]}
+    name, _, emulated = arm.partition("[emulate=")
+    made["config"] |= {"seed": seed, "precision": _PRECISION | ARMS[name.partition("[")[0]]}
+    if emulated:
+        made["config"]["precision"]["emulate"] = emulated.rstrip("]")
     for key, value in changes.items():
         figure = next((name for name in made["summary"] if name.endswith((f"_{key}", f"/{key}"))), None)
         if figure:

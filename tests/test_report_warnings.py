@@ -77,6 +77,10 @@ CASES = {
         lambda: changed(sound(), last, skipped_steps=3),
         "Steps were skipped because the gradient was not finite: bf16 0.5 a run.",
     ),
+    "emulated_target": (
+        lambda: sound() + [result("fp16[emulate=cuda]", seed, H100) for seed in SEEDS],
+        "The arithmetic of another device was emulated: fp16[emulate=cuda] (cuda).",
+    ),
     "evaluation_rounds": (
         lambda: changed(sound(), bf16, val_loss=0.506),
         "between the arm's precision and float32: bf16 0.506, in float32 0.5.",

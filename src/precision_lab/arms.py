@@ -23,8 +23,8 @@ def group_of(word: str) -> str:
 def arms_of(text: str, overrides: list[str]) -> dict[str, Config]:
     """label -> what a run of that arm with these overrides of train.py would be asked to do.
 
-    The text is a list such as `[fp32,bf16]`, with or without its brackets. Nothing is swept but the arms, and
-    nothing is only checked.
+    The text is a list such as `[fp32,bf16]`, with or without its brackets. Nothing is swept but the arms, nothing is
+    only checked, and since speed or memory is what they are compared for, none is emulated.
     """
     for word in overrides:
         if group_of(word) == "precision":
@@ -39,6 +39,10 @@ def arms_of(text: str, overrides: list[str]) -> dict[str, Config]:
     arms = {}
     for label in labels:
         asked = compose([*overrides, *_overrides_of(label)])
+        if target := asked.precision.emulate:
+            raise InputError(
+                f"arms: {label} is emulated, and its time and memory say nothing about {target.name}; leave it out."
+            )
         arms[identity.arm_label(asked.precision)] = asked
     if not arms:
         raise InputError("arms is empty; name precisions: arms=[fp32,bf16].")

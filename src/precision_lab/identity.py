@@ -104,6 +104,7 @@ def title(config: Config) -> str:
 
 def slug(config: Config, device: str) -> str:
     """The run folder's readable name; the run signature at its end makes it unique by content."""
-    parts = [label(config.model), label(config.dataset), config.precision.name.lower(), f"s{config.seed}", device]
+    arm = config.precision.name.lower() + ("-emulated" if config.precision.emulate else "")
+    parts = [label(config.model), label(config.dataset), arm, f"s{config.seed}", device]
     parts = redact(parts, secrets_in(os.environ, as_values(config)))
     return "_".join(re.sub(r"[^a-z0-9.-]+", "-", part)[:40] for part in parts) + f"_{run_signature(config)}"

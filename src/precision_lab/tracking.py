@@ -137,7 +137,7 @@ def mirror_of(
     signature = identity.experiment_signature(asked)
     words = {
         "group": asked.wandb.group or (f"{asked.name}-{signature}" if asked.name else signature),
-        "tags": [asked.precision.name, device, *asked.tags],
+        "tags": [asked.precision.name, device, *["emulated"] * bool(asked.precision.emulate), *asked.tags],
         "config": _mirror_config(asked, environment),
     }
     return Mirror(
@@ -153,6 +153,7 @@ def _mirror_config(asked: Config, environment: dict[str, Any]) -> dict[str, Any]
     """The config for W&B: what runs are filtered by stands at the top level, under plain names."""
     flat = {
         "precision": identity.arm_label(asked.precision),
+        "emulate": asked.precision.emulate and asked.precision.emulate.name,
         "model": open_sets.label(asked.model),
         "dataset": open_sets.label(asked.dataset),
         "device_name": environment["fingerprint"]["model"],

@@ -7,6 +7,7 @@ from functools import cached_property
 from statistics import fmean
 from typing import Any
 
+from precision_lab.identity import counted_arm
 from precision_lab.open_sets import label
 from precision_lab.ratios import Ratio, ratio_of
 from precision_lab.report.stored import lacking, object_in
@@ -93,7 +94,8 @@ class Benchmark:
 
     def label_of(self, precision: dict[str, Any]) -> str | None:
         """The arm with that precision group."""
-        return next((label for label, arm in self["arms"].items() if arm["precision"] == precision), None)
+        wanted = counted_arm(precision)
+        return next((label for label, arm in self["arms"].items() if counted_arm(arm["precision"]) == wanted), None)
 
     def timing_of(self, precision: dict[str, Any], reference: dict[str, Any]) -> Timing | None:
         """What it says of the arm; None where it did not time both, or a noise floor of such steps leaves 1 out."""

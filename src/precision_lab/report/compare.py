@@ -34,6 +34,10 @@ FIGURES = {
     "skipped_steps": "final/amp_skipped_steps",
     "loss_scale": "final/amp_loss_scale",
 }
+# Of the machine, which for an emulated arm is not the one that is meant.
+OF_THE_MACHINE = (
+    "step_ms", "samples_per_s", "data_wait_share", "measured_steps", "peak_allocated_gib", "saved_activations_mib",
+)  # fmt: skip
 # Of diverged runs as well: they tell why.
 _OF_DIVERGED_TOO = ("skipped_steps", "loss_scale")
 
@@ -107,13 +111,20 @@ class Row:
         return self.settings.get("autocast_dtype") or self.settings.get("param_dtype") or ""
 
     @property
+    def emulates(self) -> str:
+        """The device whose arithmetic was emulated, of which times and memory say nothing; "" for the machine's own."""
+        return self.settings.get("emulate") or ""
+
+    @property
     def perturbed(self) -> bool:
         """Whether its initial weights had noise put on them: a control, and no arm to train with."""
         return bool(self.settings.get("weight_noise"))
 
     @property
     def memory(self) -> dict[str, Any] | None:
-        """The newest counted run's peak by kind, as its result.json has it; None where no run tells."""
+        """The newest counted run's peak by kind, as its result.json has it; None where no run tells of the arm."""
+        if self.emulates:
+            return None
         told = [run for run in self.counted if run.memory and sum(run.memory["by_kind"].values()) > 0]
         return max(told, key=lambda run: run.finished).memory if told else None
 
@@ -176,7 +187,8 @@ class Comparison:
 def compare(found: Found, reference: str = "fp32", sort: str | None = None) -> list[Comparison]:
     """The comparisons in `found`, neighbours alike.
 
-    InputError where there is no run, or none of the reference arm named, and for a column that is none.
+    InputError where there is no run, or none of the reference arm named, or that is an emulated one, and for a column
+    that is none.
     """
     if not found.runs:
         left_out = f" ({len(found.skipped)} left out, {': '.join(found.skipped[0])})" if found.skipped else ""
@@ -197,6 +209,11 @@ def compare(found: Found, reference: str = "fp32", sort: str | None = None) -> l
     arms = sorted({row.arm for one in made for row in one.rows})
     if reference != "fp32" and reference not in arms:
         raise InputError(f"--reference {reference} is no arm of these runs; they have {', '.join(arms)}.")
+    if any(row.is_reference and row.emulates for one in made for row in one.rows):
+        raise InputError(
+            f"--reference {reference} is emulated, so its runs have no times and no memory to compare others with; "
+            "name an arm that is not."
+        )
     made.sort(key=lambda one: (one.name, one.experiment, one.data or "", _order(one.fingerprint)))
     for before, here in zip(made, made[1:], strict=False):
         here.akin = (here.experiment, here.data) == (before.experiment, before.data)
@@ -285,6 +302,8 @@ def _row(arm: str, runs: list[Run]) -> Row:
     for name, key in FIGURES.items():
         if name == "loss_scale" and not scaled:
             continue  # a scaler that is off says 1
+        if name in OF_THE_MACHINE and row.emulates:
+            continue
         telling = row.counted + (diverged if name in _OF_DIVERGED_TOO else [])
         values = [value for run in telling if (value := number_in(run.summary, key)) is not None]
         if values:
@@ -305,6 +324,8 @@ def _against(row: Row, base: Row) -> dict[str, Estimate]:
     pairs = [(run.summary, partner[run.seed].summary) for run in row.counted if run.seed in partner]
     made = {}
     for name, (figure, form, undo) in AGAINST.items():
+        if figure in OF_THE_MACHINE and row.emulates:
+            continue
         key = FIGURES[figure]
         known = [(a[key], b[key]) for a, b in pairs if a.get(key) is not None and b.get(key) is not None]
         values = [value for pair in known if (value := form(*pair)) is not None]

@@ -9,7 +9,7 @@ without a true difference happens to 5 % of arms. Units: nats, seconds of traini
 import math
 import statistics
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
 from typing import Any
@@ -65,7 +65,7 @@ class Reach:
     reached: int
     runs: int  # of seeds that have a run of both arms
     steps: float | None  # both of one run, the median one by train_s
-    train_s: float | None
+    train_s: float | None  # None of an emulated arm, too
 
 
 @cache
@@ -77,7 +77,12 @@ def losses_of(comparison: Comparison) -> dict[str, Loss]:
 @cache
 def reaches_of(comparison: Comparison) -> dict[str, Reach]:
     """For each arm with curves, when its runs came to the reference run's final loss of the same seed."""
-    return _of_each(comparison, comparison.rows, lambda row, base, share: _reach(_partners(row, base), share))
+
+    def reach(row: Row, base: Row, share: float) -> Reach | None:
+        known = _reach(_partners(row, base), share)
+        return replace(known, train_s=None) if known and row.emulates else known
+
+    return _of_each(comparison, comparison.rows, reach)
 
 
 def _of_each(comparison: Comparison, rows: list[Row], form: Callable[[Row, Row, float], Any]) -> dict[str, Any]:

@@ -194,7 +194,8 @@ def _cost(comparison: Comparison, price: float) -> tuple[str, Cells]:
     reaches = reaches_of(comparison)
     rows = []
     for row in comparison.rows:
-        known = [run.curve["train_s"][-1] for run in row.counted if run.curve.get("train_s")]
+        timed = [] if row.emulates else row.counted
+        known = [run.curve["train_s"][-1] for run in timed if run.curve.get("train_s")]
         whole = [seconds for seconds in known if seconds is not None]
         reach = reaches.get(row.arm)
         to_target = [reach.train_s] if reach and reach.train_s is not None else []

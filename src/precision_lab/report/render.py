@@ -81,7 +81,7 @@ def _from_to(name: str) -> Callable[[Row], str]:
 def _step_ms(row: Row) -> str:
     known = row.figures.get("step_ms")
     if known is None:
-        return "-"
+        return "emulated" if row.emulates else "-"
     spread = f" ({number(known.low)} to {number(known.high)})" if known.n > 1 else ""
     return number(known.median) + spread
 
@@ -164,7 +164,8 @@ def _of_curves(comparison: Comparison) -> list[Column]:
         if not reach:
             return "-"
         missed = f", {reach.runs - reach.reached} of {reach.runs} never" if reach.reached < reach.runs else ""
-        return f"{number(reach.steps)} ({number(reach.train_s)} s){missed}" if reach.steps else missed.strip(", ")
+        seconds = f" ({number(reach.train_s)} s)" if reach.train_s is not None else ""
+        return f"{number(reach.steps)}{seconds}{missed}" if reach.steps else missed.strip(", ")
 
     def area(row: Row) -> str:
         known = row.arm in losses and losses[row.arm].area

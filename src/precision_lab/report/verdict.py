@@ -1,8 +1,8 @@
 """The verdict on one kind of hardware in words: which precision to train with, why, and what to run next.
 
 An arm is recommended if no run of it diverged or ran out of memory, its loss is equivalent or better, and it is
-faster, or as fast and saves a tenth of the peak memory. Speed is judged by arms that were timed in alternation, and
-by nothing else. What is not shown is said to be missing, with the command that shows it.
+faster, or as fast and saves a tenth of the peak memory. An emulated arm never is. Speed is judged by arms that were
+timed in alternation, and by nothing else. What is not shown is said to be missing, with the command that shows it.
 """
 
 import math
@@ -79,6 +79,8 @@ def _judge(comparison: Comparison, row: Row) -> _Judged:
         return _Judged(row, loss, "no", joined(ends))
     if word == "slower":
         return _Judged(row, loss, "no", gains)
+    if row.emulates:
+        return _Judged(row, loss, "no", f"is emulated, so nothing is known of its speed and memory; {about_loss}")
     if not row.counted:
         told = ", ".join(f"{n} {status}" for status, n in row.statuses.items())
         return _Judged(row, loss, "runs", f"has no completed run here ({told})")
@@ -243,7 +245,8 @@ _NONE = "No verdict yet on this hardware."
 def _without_reference(comparison: Comparison, candidates: list[Row]) -> Verdict:
     name = comparison.reference_name
     tried = next((row for row in comparison.rows if row.arm == name), None)
-    fits = [row for row in candidates if row.counted and not any(row.statuses[end] for end in _ENDS)]
+    sound = [row for row in candidates if row.counted and not any(row.statuses[end] for end in _ENDS)]
+    fits = [row for row in sound if not row.emulates]
     if tried and tried.statuses["out_of_memory"] and fits:
         best = min(fits, key=lambda row: row.figures["step_ms"].median if "step_ms" in row.figures else math.inf)
         runs = f"{len(best.counted)} run{'s' if len(best.counted) > 1 else ''}"

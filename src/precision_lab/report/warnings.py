@@ -176,7 +176,15 @@ def _evaluation_rounds(comparison: Comparison) -> dict[str, Any] | None:
 
 def _emulated(comparison: Comparison) -> dict[str, Any] | None:
     support = comparison.newest.support
-    return _arms(comparison.rows, lambda row: f"({row.dtype})" if support.get(row.dtype) == "emulated" else None)
+
+    def said(row: Row) -> str | None:
+        return f"({row.dtype})" if support.get(row.dtype) == "emulated" and not row.emulates else None
+
+    return _arms(comparison.rows, said)
+
+
+def _emulated_target(comparison: Comparison) -> dict[str, Any] | None:
+    return _arms(comparison.rows, lambda row: f"({row.emulates})" if row.emulates else None)
 
 
 def _several(values: Iterable[str | None]) -> dict[str, Any] | None:
@@ -274,6 +282,12 @@ WARNINGS = (
         "This machine has no arithmetic units for what these arms compute in, and emulates it: {arms}. That says "
         "nothing of machines that have them.",
         _emulated,
+    ),
+    Rule(
+        "emulated_target",
+        "The arithmetic of another device was emulated: {arms}. The loss may be compared; the times and memory of such "
+        "runs say nothing about that device, and are left out.",
+        _emulated_target,
     ),
     Rule(
         "few_steps",

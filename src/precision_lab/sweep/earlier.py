@@ -77,7 +77,7 @@ def _said(overrides: list[str]) -> frozenset[str]:
 def _settings(config: dict[str, Any]) -> dict[str, Any]:
     """What a run's signature is made of, flat: `optimizer.lr`. The seed is the same by choice."""
     places = {key: value for key, value in _part(config, "dataset").items() if key in ("root", "path")}
-    counted = {**identity.counted(config), "precision": _part(config, "precision")}
+    counted = {**identity.counted(config), "precision": identity.counted_arm(_part(config, "precision"))}
     return identity.flat(counted) | identity.flat({"dataset": places})
 
 
