@@ -23,6 +23,10 @@ from precision_lab.models import torchvision_model
 from precision_lab.probe.op_rows import OpRow, differences, outputs_of
 from precision_lab.probe.ops import OpRecorder
 
+pytestmark = pytest.mark.skipif(
+    not torch.backends.cuda.is_built(),
+    reason="this torch is built without CUDA: a matmul of fake CUDA tensors aborts it",
+)
 IMAGES = "dataset=synthetic_images dataset.samples=10 dataset.channels=3 dataset.num_classes=10 dataset.image_size=64"
 OF_CONF = {
     "mlp": f"model=mlp {IMAGES}",

@@ -5,6 +5,7 @@ and modules. A TorchFunctionMode cannot do this: it does not see what C++ compos
 Replaced kernels hold for the whole process until they are removed, so there is one set at a time.
 """
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,8 +16,9 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from precision_lab.emulation.lists import Cast, policy_of
 
-# nn.LSTM and its kin are one operation of cuDNN's, which a CPU does not have: there they are composites.
-_STAND_INS = {"_cudnn_rnn": ("lstm.input", "gru.input", "rnn_tanh.input", "rnn_relu.input")}
+# On CUDA nn.LSTM and its kin are one operation of cuDNN's, which is lowered. On a CPU they are composites, and a torch
+# without CUDA does not have that operation.
+_RECURRENT = ("lstm.input", "gru.input", "rnn_tanh.input", "rnn_relu.input")
 
 
 class AutocastKernels:
@@ -41,14 +43,14 @@ class AutocastKernels:
         global _installed
         if _installed is not None:
             raise RuntimeError("a set of autocast kernels is installed already")
-        _installed = self
-        key = f"Autocast{self.device_type.upper()}"
-        self._library = torch.library.Library("aten", "IMPL")
-        for name, cast in self._casts.items():
-            self._library.impl(name, self._kernel(name, cast), key, allow_override=True)
+        kernels = {name: self._kernel(name, cast) for name, cast in self._casts.items()}
         for name in policy_of(self.device_type) if self._alone else ():
-            if name not in self._casts:
-                self._library.impl(name, torch.library.fallthrough_kernel, key, allow_override=True)
+            kernels.setdefault(name, torch.library.fallthrough_kernel)
+        _installed, self._library = self, torch.library.Library("aten", "IMPL")
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "(?s).*[Oo]verrid.*previously registered kernel")  # torch before 2.14
+            for name, kernel in kernels.items():
+                self._library.impl(name, kernel, f"Autocast{self.device_type.upper()}", allow_override=True)
 
     def remove(self) -> None:
         """Put torch's own kernels back."""
@@ -92,8 +94,8 @@ def installed(kernels: AutocastKernels) -> Iterator[None]:
 def emulated(target: str, fp32_ops: list[str]) -> dict[str, Cast]:
     """The casts of `target` for CPU tensors, with these operations in float32."""
     casts = policy_of(target)
-    if target != "cpu":
-        casts |= {name: casts[one] for one, names in _STAND_INS.items() if one in casts for name in names}
+    if target == "cuda":
+        casts |= dict.fromkeys(_RECURRENT, Cast.lower)
     return casts | in_float32(fp32_ops)
 
 
