@@ -41,6 +41,7 @@ class Attribution:
     culprits: list[tuple[Unit, LocalError | None]] = field(default_factory=list)
     cure: list[Unit] | None = None
     healed: Outcome | None = None
+    failed: tuple[str, str] | None = None  # the module and operation that raised first
     local: list[LocalError] = field(default_factory=list)  # of every operation, worst first
     units: int = 0
     tried: list[tuple[list[str], float]] = field(default_factory=list)  # what was kept, and the excess in dB
@@ -131,6 +132,7 @@ class _Search:
         """Keep where an exception comes from, until none comes; what is known of the errors of the rest."""
         base: list[Unit] = []
         errors = self.patient.local_errors()
+        self.found.failed = errors.failed
         for _ in range(_FAILURES):
             if errors.failed is None:
                 break

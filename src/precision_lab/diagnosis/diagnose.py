@@ -155,6 +155,7 @@ def _told(found: Diagnosis, arm: PrecisionConfig, target: str, emulates: bool) -
             "nonfinite": plain.nonfinite,
             "without_gradient": plain.without_gradient,
             "raised": str(plain.raised).split("\n")[0] if plain.raised else None,
+            "raised_in": blamed.failed if blamed else None,
             "passes": patient.passes,
             "units": blamed.units if blamed else None,
         }

@@ -38,7 +38,9 @@ def _what(told: dict[str, Any]) -> str:
     if figures is None:
         return f"{who} cannot train: no parameter receives a gradient, in float32 neither."
     if figures["raised"]:
-        return f"{who} fails where float32 does not: {figures['raised'].rstrip('.')}."
+        module, op = figures["raised_in"] or ("", "")
+        where = f"in {module or 'the loss or the model itself'}" + (f", at {op}" if op else "")
+        return f"{who} raises where float32 does not, {where}: {figures['raised'].rstrip('.')}."
     short = f"its gradient has {_db(figures['sqnr_db'])} SQNR against float32's, where {figures['dtype']} alone allows "
     short += f"{_db(figures['bound_db'])} on this step"
     if told["healthy"]:
@@ -72,7 +74,7 @@ def _who(told: dict[str, Any]) -> str:
         return "Nothing could be named: no part of the net explains it."
     first = told["culprits"][0]
     says = next((cause["says"] for cause in told["causes"] if cause["where"] == first["name"]), None)
-    reason = _reason(first)
+    reason = None if told["figures"] and told["figures"]["raised"] else _reason(first)
     return (
         f"To blame is {first['name']}"
         + (f": {reason}" if reason else "")
