@@ -90,7 +90,9 @@ class Mirror:
 
     def table(self, name: str, columns: list[str], rows: list[list[Any]]) -> None:
         """Hand over one table, a row a list of plain values."""
-        self._try("log", lambda: self._run.log({name: self._wandb.Table(columns=columns, data=rows)}))
+        self._try(
+            "log", lambda: self._run.log({name: self._wandb.Table(columns=columns, data=rows, allow_mixed_types=True)})
+        )
 
     def finish(self, status: str, reason: str | None, summary: Mapping[str, Any]) -> None:
         """Hand over the summary and close; W&B shows a run that is not completed as failed, `status` tells why."""

@@ -73,14 +73,11 @@ def _who(told: dict[str, Any]) -> str:
     if not told["culprits"]:
         return "Nothing could be named: no part of the net explains it."
     first = told["culprits"][0]
-    says = next((cause["says"] for cause in told["causes"] if cause["where"] == first["name"]), None)
     reason = None if told["figures"] and told["figures"]["raised"] else _reason(first)
-    return (
-        f"To blame is {first['name']}"
-        + (f": {reason}" if reason else "")
-        + (f" ({says.rstrip('.')})" if says else "")
-        + "."
-    )
+    if not reason:  # nothing was measured of it: what was seen there
+        says = [cause["says"] for cause in told["causes"] if cause["where"] == first["name"]]
+        reason = says[0].rstrip(".") if says else None
+    return f"To blame is {first['name']}: {reason}." if reason else f"To blame is {first['name']}."
 
 
 def _reason(row: dict[str, Any]) -> str | None:

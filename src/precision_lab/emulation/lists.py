@@ -53,7 +53,6 @@ _BESIDE = {
         "norm.Scalar": Cast.fp32_norm,
         "norm.ScalarOpt_dim": Cast.fp32_norm,
         "norm.names_ScalarOpt_dim": Cast.fp32_norm,
-        "binary_cross_entropy": Cast.refused,
     },
 }
 # A CPU takes float32 for all that it treats, but for what the header lowers and these.
