@@ -69,7 +69,7 @@ def test_the_pages_have_commands_and_no_kind_of_them_goes_unchecked():
     assert {words[words.index("python") + 1] for words in ALL if "python" in words} <= {
         "train.py",
         "scripts/compare.py", "scripts/inspect_ops.py", "scripts/demo.py", "scripts/benchmark.py",
-        "scripts/largest_batch.py", "scripts/selfcheck.py",
+        "scripts/largest_batch.py", "scripts/selfcheck.py", "scripts/diagnose.py",
     }  # fmt: skip
 
 
