@@ -58,10 +58,10 @@ CHOICES = (
     *("on_error", "on_unsupported", "rerun", "precision.param_dtype", "precision.float32_matmul"),
     *("precision.float32_conv", "device.type", "wandb.mode"),
 )
-CHOICES_OR_NULL = ("precision.autocast_dtype",)
+CHOICES_OR_NULL = ("precision.autocast_dtype", "precision.emulate")
 TEXTS = ("wandb.project", "paths.root", "paths.outputs", "paths.data", "precision.name")
 TEXTS_OR_NULL = ("name", "wandb.group")
-LISTS = ("tags", "precision.fp32_modules")
+LISTS = ("tags", "precision.fp32_modules", "precision.fp32_ops")
 GROUPS = ("precision", "model", "task", "dataset", "optimizer", "scheduler", "device", "trainer", "wandb")
 CLOSED = ("precision", "device", "trainer", "wandb")  # groups whose keys are fixed
 SECTIONS = ("meter", "verdict", "probe", "paths")
@@ -149,6 +149,7 @@ def _closed() -> Iterator[tuple[str, str, str]]:
 
 
 ON_FP16 = {"precision.init_scale", "precision.min_scale", "precision.growth_interval", "precision.fp32_modules"}
+ON_FP16 |= {"precision.fp32_ops", "precision.emulate"}
 
 
 def _fields() -> Iterator[Bad]:
@@ -397,6 +398,13 @@ PAIRS = (
     (("precision=bf16", "precision.param_dtype=bfloat16"), ("precision.param_dtype", "precision.autocast_dtype")),
     (("precision=fp32", "precision.param_dtype=float16"), ("precision.param_dtype", "precision.autocast_dtype")),
     (("precision=fp32", "precision.fp32_modules=[head]"), ("precision.fp32_modules", "precision.autocast_dtype")),
+    (("precision=fp32", "precision.fp32_ops=[softmax]"), ("precision.fp32_ops", "precision.autocast_dtype")),
+    (("precision=fp32", "precision.emulate=cuda"), ("precision.emulate=cuda", "precision=fp32")),
+    (("precision=tf32", "precision.emulate=cuda"), ("precision.emulate=cuda", "precision=tf32")),
+    (("precision=bf16", "precision.emulate=cuda", "device=cuda"), ("precision.emulate", "device=cpu")),
+    (("precision=bf16", "precision.emulate=mps", "device.compile=true"), ("precision.emulate", "device.compile")),
+    (("precision=bf16", "precision.fp32_ops=[exp]", "device.compile=true"), ("precision.fp32_ops", "device.compile")),
+    (("precision=auto", "precision.fp32_ops=[exp]"), ("precision",)),
     (
         ("precision=fp16", "precision.init_scale=1", "precision.min_scale=2"),
         ("precision.init_scale", "precision.min_scale"),

@@ -239,6 +239,20 @@ CASES = {
         "precision.grad_scaling=true needs precision.autocast_dtype=float16",
     ),
     "precision=auto precision.min_scale=2": ("precision=auto takes no further precision settings",),
+    "precision=bf16 precision.emulate=xpu": ("precision.emulate=xpu is not valid; valid are cpu, cuda, mps.",),
+    "precision=fp32 precision.emulate=cuda": (
+        "precision.emulate=cuda carries out another device's low precision, and precision=fp32 has none; use bf16 or",
+    ),
+    "precision=fp16 precision.emulate=cuda device=cuda": (
+        "precision.emulate needs the CPU, which carries out what cuda would do; set device=cpu.",
+    ),
+    "precision=fp16 precision.emulate=cuda device.compile=true": (
+        "precision.emulate and device.compile=true cannot be combined",
+    ),
+    "precision=bf16 precision.fp32_ops=[exp] device.compile=true": (
+        "precision.fp32_ops and device.compile=true cannot be combined",
+    ),
+    "precision=fp32 precision.fp32_ops=[exp]": ("precision.fp32_ops", "precision.autocast_dtype is null"),
     "precision=fp32 precision.fp32_modules=[head]": ("precision.fp32_modules", "precision.autocast_dtype is null"),
     "model=custom": ("model._target_", "write model=custom model._target_=module.Name."),
     # one job of a sweep
@@ -477,6 +491,15 @@ NEEDING_TORCH = {
     "task=custom task._target_=own_code.mine.NotCalled": ("task._target_=own_code.mine.NotCalled is a class without",),
     "precision=bf16 precision.fp32_modules=[nope]": (
         "precision.fp32_modules: no module's name matches 'nope'; this model has layers, layers.0",
+    ),
+    "precision=bf16 precision.fp32_modules=[layer.0]": (
+        "precision.fp32_modules: no module's name matches 'layer.0'; near are layers.0, ",
+    ),
+    "precision=bf16 precision.fp32_ops=[sofmax]": (
+        "precision.fp32_ops: 'sofmax' is no operation of torch's that returns a new tensor; near are softmax, ",
+    ),
+    "precision=bf16 precision.fp32_ops=[softmax] check=true": (
+        "precision.fp32_ops: softmax is never called under autocast by this model and task.",
     ),
     "trainer.batch_size=5000": ("trainer.batch_size=5000 is larger than the training set: choose at most 1438.",),
     "model=gpt dataset=stdlib_text dataset.context=256": ("model.context=128 and dataset.context=256 differ",),

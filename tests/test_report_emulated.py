@@ -8,7 +8,7 @@ import pytest
 
 from made_up import benchmark, put, put_benchmark, result
 from precision_lab.errors import InputError
-from precision_lab.report import files
+from precision_lab.report import drawing, files
 from precision_lab.report.charts import charts_of
 from precision_lab.report.compare import OF_THE_MACHINE, compare
 from precision_lab.report.loss import losses_of, reaches_of
@@ -68,7 +68,8 @@ def test_tables_and_page_show_no_time_and_no_memory(tmp_path):
     }  # fmt: skip
     assert [memory[key] for key in ("peak GiB", "ratio", "saved MiB")] == ["-", "-", "-"]
     assert loss["to target"] == "200"
-    charts, _ = charts_of(comparison, {})
+    looks = {row.arm: drawing.arm_key(n, row.arm) for n, row in enumerate(comparison.rows)}
+    charts, _ = charts_of(comparison, looks)
     for chart in charts:
         if chart.heading.startswith(("Speed", "Memory")):
             assert EMULATED not in json.dumps([chart.cells, chart.caption])
