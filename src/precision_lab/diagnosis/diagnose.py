@@ -86,6 +86,10 @@ def diagnose(asked: Config, settings: DiagnoseConfig) -> dict[str, Any]:
     except InputError:
         raise
     except Exception as error:  # the user's model or task, in float32
+        if hardware.is_out_of_memory(error):
+            raise InputError(
+                "One training step does not fit into memory here; set a smaller trainer.batch_size."
+            ) from error
         raise refusal(error, raised("The step itself, in float32,", error)) from error
     emulates = resolved.device.type == "cpu"
     told = _told(found, arm, target, emulates) | {"proof": _proof(found, asked, ready, target, emulates, settings)}

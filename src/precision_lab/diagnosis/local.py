@@ -105,11 +105,7 @@ class LocalErrors(TorchDispatchMode):
         return local
 
     def _local(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
-        def stored(t: Tensor) -> Tensor:
-            # bytes are a kernel's own notes, laid out for the dtype that it computed in
-            return t if t.dtype is torch.uint8 else self._values(t).to(t.dtype)
-
-        args, kwargs = tree_map_only(Tensor, stored, (args, kwargs))
+        args, kwargs = tree_map_only(Tensor, self._stored, (args, kwargs))
         return compute(func, args, kwargs) if self._emulates else func(*args, **kwargs)
 
     def _view(self, func: Any, args: tuple, kwargs: dict[str, Any], known: bool) -> Any:
@@ -130,7 +126,11 @@ class LocalErrors(TorchDispatchMode):
         for t in written:
             if self._key(t) not in self._exact:
                 self._keep(t, t.detach().float() if t.dtype in LOW else t.detach().clone())
+            t.copy_(self._values(t))  # what float32 has there, as far as it can be stored
+        own = {id(t): t for t in written}
+        others = {id(t): self._stored(t) for t in _tensors((args, kwargs)) if id(t) not in own}
         func(*_exactly(self._values, args), **_exactly(self._values, kwargs))
+        args, kwargs = tree_map_only(Tensor, lambda t: (own | others)[id(t)], (args, kwargs))
         result = func(*args, **kwargs)
         for t in written:
             value = self._exact[self._key(t)][1]
@@ -179,6 +179,11 @@ class LocalErrors(TorchDispatchMode):
         if found is not None:
             return found[1]
         return t.float() if t.dtype in LOW else t
+
+    def _stored(self, t: Tensor) -> Tensor:
+        """What float32 has there, as the arm stores it."""
+        # bytes are a kernel's own notes, laid out for the dtype that it computed in
+        return t if t.dtype is torch.uint8 else self._values(t).to(t.dtype)
 
     def _keep(self, t: Tensor, exact: Tensor) -> None:
         if t.layout is torch.strided:

@@ -23,6 +23,7 @@ from precision_lab.diagnosis.local import LocalErrors
 from precision_lab.emulation.kernels import AutocastKernels, emulated, in_float32, installed
 from precision_lab.emulation.rounding import WideArithmetic
 from precision_lab.errors import InputError
+from precision_lab.hardware import is_out_of_memory
 from precision_lab.nested import map_tensors
 from precision_lab.precision import SIGNIFICAND_BITS, cast_inputs_to_parameters, keep_in_float32
 from precision_lab.probe.scopes import ModuleScopes, in_backward
@@ -48,7 +49,6 @@ class Outcome:
 
     sqnr: float = -math.inf
     scale: float = 1.0
-    loss: float = math.nan
     nonfinite: list[str] = field(default_factory=list)  # modules whose outputs are not, as float32's are; in order
     without_gradient: list[str] = field(default_factory=list)  # parameters that have one in float32
     raised: Exception | None = None
@@ -80,7 +80,7 @@ class Patient:
         self._require_finite_weights()
         largest, finite = _LargestGradient(), _FiniteOutputs(model)
         with leaves_no_trace(model), largest, finite.counted():
-            self.loss = self._step(model, batch, 1.0)
+            self.loss = self._step(batch)
             self.reference = _gradients(model)
         if not any(g is not None and bool(g.any()) for g in self.reference):
             raise NoGradient
@@ -94,7 +94,7 @@ class Patient:
             )
         self._norm = sum(float(g.double().square().sum()) for g in self.reference if g is not None)
         with leaves_no_trace(model):
-            self._step(model, batch, 1.0)
+            self._step(batch)
             self.noise = self._sqnr(_gradients(model), 1.0)
         self.floor = self._floor(None)
         self._floors = 1
@@ -139,7 +139,7 @@ class Patient:
             try:
                 self._take(self.first_scale())
             except Exception as error:
-                return error
+                return self._of_the_arm(error)
         return None
 
     def first_scale(self) -> float:
@@ -159,7 +159,8 @@ class Patient:
         with scopes.tracked(), self._arithmetic(kept, errors) as found:
             try:
                 self._take(self.first_scale())
-            except Exception:
+            except Exception as error:
+                self._of_the_arm(error)
                 found.raised()
         return found
 
@@ -175,6 +176,12 @@ class Patient:
             stack.enter_context(installed(kernels))
             yield stack.enter_context(mode(kernels))
 
+    def _of_the_arm(self, error: Exception) -> Exception:
+        """An exception that tells something of the arm; a lack of memory does not, and is raised."""
+        if is_out_of_memory(error):
+            raise error
+        return error
+
     def _units(self) -> AbstractContextManager:
         return WideArithmetic() if self.emulates else nullcontext()
 
@@ -187,7 +194,6 @@ class Patient:
             model.register_forward_pre_hook(cast_inputs_to_parameters, with_kwargs=True)
         with torch.autocast(self.device.type, dtype=None if self.pure else self.dtype, enabled=not self.pure):
             loss = self._loss(model, self.batch)
-        self.last_loss = float(loss.detach())
         (loss.float() * scale).backward()
         return model
 
@@ -198,10 +204,9 @@ class Patient:
             try:
                 model = self._take(scale)
             except Exception as error:
-                outcome.raised = error
+                outcome.raised = self._of_the_arm(error)
                 return outcome
             gradients = _gradients(model)
-        outcome.loss = self.last_loss
         counts = finite.counts()
         outcome.nonfinite = [name for name, n in counts.items() if n > self.reference_counts.get(name, 0)]
         names = [name for name, _ in self.model.named_parameters()]
@@ -237,18 +242,19 @@ class Patient:
                 for p in self.model.parameters():
                     p.copy_(off(p))
             with leaves_no_trace(self.model):
-                self._step(self.model, batch, 1.0)
+                self._step(batch)
                 return self._sqnr(_gradients(self.model), 1.0)
         finally:
             with torch.no_grad():
                 for p, kept in zip(self.model.parameters(), before, strict=True):
                     p.copy_(kept)
 
-    def _step(self, model: nn.Module, batch: Any, scale: float) -> float:
+    def _step(self, batch: Any) -> float:
+        """Forward and backward in float32."""
         self._passes[0] += 1
         with torch.autocast(self.device.type, enabled=False):
-            loss = self._loss(model, batch)
-        (loss * scale).backward()
+            loss = self._loss(self.model, batch)
+        loss.backward()
         return float(loss.detach())
 
     def _loss(self, model: nn.Module, batch: Any) -> Tensor:
