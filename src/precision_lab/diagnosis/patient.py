@@ -22,7 +22,7 @@ from precision_lab.config import PrecisionConfig
 from precision_lab.diagnosis.local import LocalErrors
 from precision_lab.emulation.kernels import AutocastKernels, emulated, in_float32, installed
 from precision_lab.emulation.rounding import WideArithmetic
-from precision_lab.errors import InputError
+from precision_lab.errors import InputError, require
 from precision_lab.hardware import is_out_of_memory
 from precision_lab.nested import map_tensors
 from precision_lab.precision import SIGNIFICAND_BITS, cast_inputs_to_parameters, keep_in_float32
@@ -68,13 +68,16 @@ class Patient:
     `target` is the device whose mixed precision is meant. On a CPU it is emulated, on the target itself it is its own.
     `floor` is the SQNR of float32 arithmetic on weights and inputs rounded to the significand of the arm's dtype, and
     `noise` that of a second float32 pass: infinite if the model is deterministic.
-    InputError where weights or the float32 step are not finite; what the step itself raises in float32 is raised.
+    InputError where nothing can be trained, and where weights or the float32 step are not finite; what the step itself
+    raises in float32 is raised.
     """
 
     def __init__(self, model: nn.Module, task: Task, batch: Any, precision: PrecisionConfig, target: str):
         self.model, self.task, self.batch, self.target = model, task, batch, target
         self._take_up(precision)
-        self.device = next(model.parameters()).device
+        trained = [p for p in model.parameters() if p.requires_grad]
+        require(trained, "The model has no parameter that requires a gradient: there is nothing to train.")
+        self.device = trained[0].device
         self.emulates = self.device.type == "cpu"
         self._passes = [0]  # shared with those of `under`
         self._require_finite_weights()
@@ -254,6 +257,8 @@ class Patient:
         self._passes[0] += 1
         with torch.autocast(self.device.type, enabled=False):
             loss = self._loss(self.model, batch)
+        if not loss.requires_grad:
+            raise NoGradient
         loss.backward()
         return float(loss.detach())
 

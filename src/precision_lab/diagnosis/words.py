@@ -219,7 +219,7 @@ def _notes(told: dict[str, Any]) -> Iterable[str]:
         units = f" for {figures['units']} modules and operations that can be kept" if figures["units"] else ""
         yield f"{figures['passes']} passes{units}; loss scale {figures['loss_scale']:g}."
         if told["updates"]:
-            yield f"An update of one step is lost in {told['updates']['lost']:.1%} of the weights that it should change."
+            yield f"One step changes nothing in {told['updates']['lost']:.1%} of the weights that it should change."
         if math.isfinite(figures["noise_db"]):
             yield (
                 "This model gives another gradient each time: of two float32 passes one has "
