@@ -33,10 +33,16 @@ def folder(key: str, path: str) -> None:
     require(_may_be_a_folder(path), f"{key}={path} is no folder and cannot become one; name another.")
 
 
+def newest_checkpoint(path: str) -> str | None:
+    """In the folder of a run; None where there is none."""
+    there = sorted(glob(os.path.join(escape(path), "checkpoints", "step_*.pt")))
+    return there[-1] if path and there else None
+
+
 def weights(key: str, path: str | None) -> None:
     """A file, or null. Where it is the folder of a run, the newest checkpoint in it is named."""
-    there = sorted(glob(os.path.join(escape(path or ""), "checkpoints", "step_*.pt")))
-    such = f", such as {there[-1]}" if path and there else ""
+    newest = newest_checkpoint(path or "")
+    such = f", such as {newest}" if newest else ""
     fits = path is None or os.path.isfile(path)
     require(fits, f"{key}={path} is not a file; name a checkpoint whose weights to begin with{such}.")
 

@@ -8,6 +8,7 @@ import yaml
 from omegaconf import MISSING, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from precision_lab import ranges
 from precision_lab.arm_schema import Target
 from precision_lab.config import CONF, MOST_GIB
 from precision_lab.errors import InputError, at_least, require
@@ -89,6 +90,8 @@ class DiagnoseConfig:
 
     def __post_init__(self) -> None:
         _check_target(self.target)
+        self.checkpoint = self.checkpoint and (ranges.newest_checkpoint(self.checkpoint) or self.checkpoint)
+        ranges.weights("checkpoint", self.checkpoint)
         at_least("steps", self.steps, 0, 1_000_000)
         require(
             0 < self.budget_s < math.inf, f"budget_s={self.budget_s} must be above 0 and finite: seconds to measure."

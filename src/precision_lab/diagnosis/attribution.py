@@ -80,7 +80,7 @@ class _Search:
         enough = self._enough(ranked, max(1, len(base)))
         if enough:
             self._settle(smallest(enough, self._restores), errors)
-            self._first_to_overflow(ranked, errors)
+            self._name_the_proven(ranked[0], errors)
         else:
             self._blame(ranked, errors)
         return self.found
@@ -110,12 +110,14 @@ class _Search:
         self.found.cure, self.found.healed = cure, self._outcome(cure)
         self._blame(cure, errors)
 
-    def _first_to_overflow(self, ranked: list[Unit], errors: LocalErrors) -> None:
-        """Values lost on float32's own inputs are proof: the first to lose some is named first, cure or not."""
-        first = max(errors.rows(), key=_badness, default=None)
-        unit = _unit(first.module, first.op) if first and first.nonfinite else None
-        if unit and unit == ranked[0] and unit not in [one for one, _ in self.found.culprits]:
-            self.found.culprits.insert(0, (unit, first))
+    def _name_the_proven(self, first: Unit, errors: LocalErrors) -> None:
+        """What is worst by itself is named first, cure or not, if values lost on float32's own inputs prove it, or a
+        gain alone: of a residual stream, a module before it that is kept in float32 heals all that comes after."""
+        worst = max(errors.rows(), key=_badness, default=None)
+        if worst is None or _unit(worst.module, worst.op) != first or first in [one for one, _ in self.found.culprits]:
+            return
+        if worst.nonfinite or (self.found.plain.finite and self._gains([first])):
+            self.found.culprits.insert(0, (first, worst))
 
     def _narrowed(self, cure: list[Unit], errors: LocalErrors) -> list[Unit]:
         """Where a module is a large part of the net and one operation of its own is to blame: that one alone."""

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
@@ -45,11 +46,15 @@ class LocalError:
 
 
 class LocalErrors(TorchDispatchMode):
-    """To be entered around a forward and backward under the arm's autocast; `rows` and `failed` are what it found."""
+    """To be entered around a forward and backward under the arm's autocast; `rows` and `failed` are what it found.
+
+    `functions`, entered within, tells the name of what raises before it becomes an operation.
+    """
 
     def __init__(self, scopes: ModuleScopes, kernels: AutocastKernels, emulates: bool):
         super().__init__()
-        self.failed: tuple[str, str] | None = None  # the module and operation that raised
+        self.failed: tuple[str, str] | None = None  # the module and operation that raised; "": none, but Python code
+        self.functions = _Functions()
         self._scopes, self._kernels, self._emulates = scopes, kernels, emulates
         self._exact: dict[tuple, tuple[StorageWeakRef, Tensor]] = {}
         self._sums: dict[tuple[str, str, str], list[Tensor]] = {}
@@ -77,8 +82,7 @@ class LocalErrors(TorchDispatchMode):
 
     def raised(self) -> None:
         """The step raised: find out where, if no operation below autocast did."""
-        op = self._kernels.failed or (self._made[-1][1] if self._made else "")
-        self.failed = self.failed or (self._scopes.raised_in or "", op)
+        self.failed = self.failed or (self._scopes.raised_in or "", self._kernels.failed or self.functions.failed)
 
     def _run(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
         if torch._C._current_autograd_node() is None:
@@ -194,6 +198,22 @@ class LocalErrors(TorchDispatchMode):
         if t.layout is not torch.strided:
             return None
         return (t.untyped_storage()._cdata, t.storage_offset(), tuple(t.shape), t.stride(), t.dtype)
+
+
+class _Functions(TorchFunctionMode):
+    """The first torch function that raised, as the user's code calls it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.failed = ""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        try:
+            return func(*args, **(kwargs or {}))
+        except Exception:
+            name = getattr(func, "__name__", "")
+            self.failed = self.failed or ("" if name == "backward" else name)
+            raise
 
 
 def _exactly(values: Any, nested: Any) -> Any:

@@ -159,7 +159,7 @@ class Patient:
         def errors(kernels: AutocastKernels) -> LocalErrors:
             return LocalErrors(scopes, kernels, self.emulates)
 
-        with scopes.tracked(), self._arithmetic(kept, errors) as found:
+        with scopes.tracked(), self._arithmetic(kept, errors) as found, found.functions:
             try:
                 self._take(self.first_scale())
             except Exception as error:

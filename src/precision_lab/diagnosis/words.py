@@ -36,11 +36,13 @@ def _quoted(word: str) -> str:
 def _what(told: dict[str, Any]) -> str:
     figures, who = told["figures"], f"{told['arm']} on {told['target']}"
     if figures is None:
-        return f"{who} cannot train: no parameter receives a gradient, in float32 neither."
+        return f"{who} cannot train: no parameter receives a gradient, in float32 either."
     if figures["raised"]:
-        module, op = figures["raised_in"] or ("", "")
-        where = f"in {module or 'the loss or the model itself'}" + (f", at {op}" if op else "")
-        return f"{who} raises where float32 does not, {where}: {figures['raised'].rstrip('.')}."
+        where = ""
+        if figures["raised_in"]:
+            module, op = figures["raised_in"]
+            where = f", in {module or 'the loss or the model itself'}" + (f", at {op}" if op else "")
+        return f"{who} raises where float32 does not{where}: {figures['raised'].rstrip('.')}."
     short = f"its gradient has {_db(figures['sqnr_db'])} SQNR against float32's, where {figures['dtype']} alone allows "
     short += f"{_db(figures['bound_db'])} on this step"
     if told["healthy"]:
@@ -77,7 +79,8 @@ def _who(told: dict[str, Any]) -> str:
     if not reason:  # nothing was measured of it: what was seen there
         says = [cause["says"] for cause in told["causes"] if cause["where"] == first["name"]]
         reason = says[0].rstrip(".") if says else None
-    return f"To blame is {first['name']}: {reason}." if reason else f"To blame is {first['name']}."
+    name = first["name"] or "the model itself"
+    return f"To blame is {name}: {reason}." if reason else f"To blame is {name}."
 
 
 def _reason(row: dict[str, Any]) -> str | None:
@@ -181,7 +184,10 @@ def _cells(told: dict[str, Any]) -> Iterable[tuple[str, list[str], list[list[str
         columns = ["module", "operation", "phase", "SQNR", "lost values", "largest"]
         yield "Worst by themselves, each on inputs that float32 computed", columns, rows
     if told["tried"]:
-        rows = [[_short(one["kept"]), _db(one["excess_db"])] for one in told["tried"]]
+        rows = [
+            [_short(one["kept"]), _db(one["excess_db"]) if one["excess_db"] < math.inf else "not finite"]
+            for one in told["tried"]
+        ]
         yield "Kept in float32, and how far below what the format allows", ["kept", "excess"], rows
     if told["causes"]:
         rows = [[one["where"], one["says"], one["remedy"]] for one in told["causes"]]
