@@ -33,6 +33,11 @@ def main(words: list[str]) -> int:
     asked = arms_of(settings.arms, others)
     if settings.reference not in asked:
         raise InputError(f"reference={settings.reference} is none of the arms, which are {', '.join(asked)}.")
+    eager = next((label for label, one in asked.items() if one.precision.fp32_ops), None)
+    if eager and settings.compiled:
+        raise InputError(
+            f"arms: {eager} keeps operations in float32, which no compiled model does; drop compiled=true."
+        )
     from precision_lab.benchmark.measure import Measured, measure  # torch comes in here
 
     first = next(iter(asked.values()))

@@ -461,6 +461,14 @@ def test_what_data_adds_hides_a_speed_up_as_amdahl_says(tmp_path):
         (["trainer.stepz=3"], "trainer.stepz is not a known key"),
         (["-m"], "-m is no override"),
         (["arms=[fp32,bf16"], "[fp32 is no arm"),
+        (
+            ["arms=[fp32,fp16[emulate=cuda]]"],
+            "arms: fp16[emulate=cuda] is emulated, and its time and memory say nothing about cuda; leave it out.",
+        ),
+        (
+            ["arms=[fp32,bf16[fp32_ops=softmax]]", "compiled=true"],
+            "arms: bf16[fp32_ops=softmax] keeps operations in float32, which no compiled model does",
+        ),
     ],
 )
 def test_wrong_input_is_one_sentence_and_leaves_nothing(tmp_path, words, sentence):

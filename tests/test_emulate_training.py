@@ -10,7 +10,7 @@ from torch import nn
 from torchvision.models import resnet18
 
 from own_code.training import CPU, policy_of, train, trainer_of
-from precision_lab import hardware, precision
+from precision_lab import hardware, precision, tracking
 from precision_lab.arm_schema import Target
 from precision_lab.config import ADDED, as_values, compose, load_precision, of_values
 from precision_lab.emulation.kernels import AutocastKernels, emulated, installed
@@ -365,6 +365,19 @@ def test_a_sweep_takes_emulated_arms_for_supported(tmp_path):
     answers = survey(jobs, try_input=True)
     assert [(answer.refused, answer.wrong, answer.device) for answer in answers] == [("", "", "cpu")] * 2
     assert [arm_label(answer.precision) for answer in answers] == ["bf16[emulate=cuda]", "fp16[emulate=cuda]"]
+
+
+def test_wandb_can_tell_emulated_runs_from_others(monkeypatch):
+    given = []
+    monkeypatch.setattr(tracking, "Mirror", lambda asked, folder, **init: given.append(init))
+    environment = {"fingerprint": {"model": "Xeon"}, "versions": {"torch": "2"}, "git": {"sha": None}}
+    for words in ([], ["precision.emulate=mps"]):
+        tracking.mirror_of(compose([*TINY, "precision=fp16", *words]), "cpu", environment, [])
+    native, emulation = given
+    assert (native["tags"], native["config"]["emulate"]) == (["fp16", "cpu"], None)
+    assert (emulation["tags"], emulation["config"]["emulate"]) == (["fp16", "cpu", "emulated"], "mps")
+    assert emulation["config"]["precision"] == "fp16[emulate=mps]"
+    assert "_fp16-emulated_" in emulation["name"]
 
 
 # --- what was stored before there was emulation --------------------------------------------------------------

@@ -162,6 +162,7 @@ def test_running_out_of_memory_in_a_trial_is_an_answer(monkeypatch):
     ("words", "sentence"),
     [
         (["arms=[fp32,bf17]"], "precision=bf17 does not exist; did you mean bf16?"),
+        (["arms=[fp32,bf16[emulate=cpu]]"], "arms: bf16[emulate=cpu] is emulated, and its time and memory say nothing"),
         (["arms=[fp32,tf32]"], "precision=tf32 needs tf32, which this cpu device does not have"),
         (["budget_gib=0"], "budget_gib=0.0 must be above 0 and finite, or null."),
         (["budget_gib=lots"], "budget_gib=lots is not valid"),

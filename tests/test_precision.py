@@ -365,6 +365,20 @@ def test_parent_and_child_together(patterns):
 _ALL = "this model has blocks, blocks.0, blocks.0.norm, blocks.0.linear, blocks.1, blocks.1.norm, blocks.1.linear, head"
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # dynamo looks at it where a graph ends
+def test_a_compiled_model_keeps_its_modules_in_float32():
+    torch.manual_seed(0)
+    one = policy("bf16", fp32_modules=["blocks.0", "head"])
+    model, x = one.prepare(Net()), torch.randn(2, 4)
+    with one.autocast():
+        eager = model(x)
+        one._ran.clear()
+        compiled = torch.compile(model, backend="aot_eager")(x)
+    assert compiled.dtype is eager.dtype is torch.float32
+    assert torch.equal(compiled, eager)
+    one.check_float32()  # it saw them called
+
+
 @pytest.mark.parametrize(
     ("pattern", "told"),
     [
