@@ -77,12 +77,12 @@ class _Search:
         base += [unit for unit in self._where_the_graph_ends() if unit not in base]
         ranked = base + [unit for unit in self._ranked(errors) if unit not in base]
         self.found.units = len(ranked)
-        enough = self._enough(ranked, max(1, len(base)))
+        enough = shortest(ranked, max(1, len(base)), self._restores)
         if enough:
             self._settle(smallest(enough, self._restores), errors)
-            self._name_the_proven(ranked[0], errors)
+            self._name_the_worst(ranked[0], errors)
         else:
-            self._blame(ranked, errors)
+            self._blame(ranked[:_SUSPECTS], errors)
         return self.found
 
     def amplifier(self) -> Attribution:
@@ -92,8 +92,7 @@ class _Search:
         and gains more than GAIN_DB in float32.
         """
         errors = self.patient.local_errors()
-        limit = 10 ** ((GAIN_DB - self.patient.one_rounding) / 10)
-        grown = {row.module for row in errors.rows() if row.error > limit or row.nonfinite}
+        grown = {row.module for row in errors.rows() if self._grows(row)}
         ranked = self._ranked(errors)
         self.found.units = len(ranked)
         suspects = [unit for unit in ranked if unit.op is None and unit.module in grown and self._share(unit) < 0.5]
@@ -110,24 +109,35 @@ class _Search:
         self.found.cure, self.found.healed = cure, self._outcome(cure)
         self._blame(cure, errors)
 
-    def _name_the_proven(self, first: Unit, errors: LocalErrors) -> None:
-        """What is worst by itself is named first, cure or not, if values lost on float32's own inputs prove it, or a
-        gain alone: of a residual stream, a module before it that is kept in float32 heals all that comes after."""
+    def _name_the_worst(self, first: Unit, errors: LocalErrors) -> None:
+        """What is worst by itself is named first, in the cure or not, where it loses values that float32's own inputs
+        give, or where nothing in the cure has a large error: that is the place of a cure, and no culprit. Kept early, a
+        module hands float32 on to all that comes behind it."""
         worst = max(errors.rows(), key=_badness, default=None)
-        if worst is None or _unit(worst.module, worst.op) != first or first in [one for one, _ in self.found.culprits]:
+        named = [unit for unit, _ in self.found.culprits]
+        if worst is None or first in named or _unit(worst.module, worst.op) != first:
             return
-        if worst.nonfinite or (self.found.plain.finite and self._gains([first])):
+        if worst.nonfinite or (
+            self._grows(worst) and not any(row and self._grows(row) for _, row in self.found.culprits)
+        ):
             self.found.culprits.insert(0, (first, worst))
 
+    def _grows(self, row: LocalError) -> bool:
+        """Whether an operation makes more of rounding than one rounding is."""
+        return bool(row.nonfinite) or row.error > 10 ** ((GAIN_DB - self.patient.one_rounding) / 10)
+
     def _narrowed(self, cure: list[Unit], errors: LocalErrors) -> list[Unit]:
-        """Where a module is a large part of the net and one operation of its own is to blame: that one alone."""
+        """Where a module with others in it is a large part of the net: those of its own operations that do, if any."""
         restores = self._restores if hurt(self.patient, self.found.plain) else self._gains
         for unit in cure:
-            inside = [row for row in errors.rows() if row.module == unit.module and _keepable(row.op)]
-            if unit.op is None and self._share(unit) > _LARGE and inside:
-                op = Unit(unit.module, max(inside, key=_badness).op)
-                narrower = [op if one == unit else one for one in cure]
-                cure = narrower if restores(narrower) else cure
+            rows = sorted((row for row in errors.rows() if row.module == unit.module), key=_badness, reverse=True)
+            inside = list(dict.fromkeys(Unit(row.module, row.op) for row in rows if _keepable(row.op)))
+            within = any(name.startswith(f"{unit.module}.") for name in self.patient.ran)
+            if unit.op is None and within and inside and self._share(unit) > _LARGE:
+                others = [one for one in cure if one != unit]
+                do = lambda ops, others=others: restores([*others, *ops])  # noqa: E731
+                enough = shortest(inside, 1, do)
+                cure = [*others, *smallest(enough, do)] if enough else cure
         return cure
 
     def _follow_failures(self) -> tuple[list[Unit], LocalErrors]:
@@ -164,15 +174,6 @@ class _Search:
                 worst[unit] = max(worst.get(unit, (0, 0)), _badness(row))
         return sorted(worst, key=worst.__getitem__, reverse=True)
 
-    def _enough(self, ranked: list[Unit], size: int) -> list[Unit] | None:
-        """The shortest of the doubled beginnings of the ranking that restores."""
-        while True:
-            if self._restores(ranked[:size]):
-                return ranked[:size]
-            if size >= len(ranked):
-                return None
-            size *= 2
-
     def _blame(self, units: list[Unit], errors: LocalErrors) -> None:
         rows = errors.rows()
         for unit in units:
@@ -198,6 +199,15 @@ class _Search:
             outcome = self._outcomes[key] = self.patient.arm(kept_of(units))
             self.found.tried.append(([unit.label for unit in units], self.patient.excess(outcome)))
         return self._outcomes[key]
+
+
+def shortest(ranked: list[Unit], size: int, enough: Callable[[list[Unit]], bool]) -> list[Unit] | None:
+    """The shortest that is enough of the beginnings of a ranking, with `size` units and doubled from there."""
+    while not enough(ranked[:size]):
+        if size >= len(ranked):
+            return None
+        size *= 2
+    return ranked[:size]
 
 
 def smallest(units: list[Unit], enough: Callable[[list[Unit]], bool]) -> list[Unit]:

@@ -84,6 +84,10 @@ class LocalErrors(TorchDispatchMode):
         """The step raised: find out where, if no operation below autocast did."""
         self.failed = self.failed or (self._scopes.raised_in or "", self._kernels.failed or self.functions.failed)
 
+    def let_go(self) -> None:
+        """Drop what was kept beside the step, when it is over."""
+        self._exact.clear()
+
     def _run(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
         if torch._C._current_autograd_node() is None:
             self._made.append((torch.autograd._get_sequence_nr(), self._op(func)))

@@ -165,6 +165,7 @@ class Patient:
             except Exception as error:
                 self._of_the_arm(error)
                 found.raised()
+        found.let_go()
         return found
 
     @contextmanager
