@@ -1,7 +1,10 @@
 """Training in another device's arithmetic on this CPU: as the native one where there is one, and gone afterwards."""
 
+import itertools
 import json
 import math
+import statistics
+import time
 from dataclasses import replace
 
 import pytest
@@ -12,6 +15,7 @@ from torchvision.models import resnet18
 from own_code.training import CPU, policy_of, train, trainer_of
 from precision_lab import hardware, precision, tracking
 from precision_lab.arm_schema import Target
+from precision_lab.assemble import build, resolve
 from precision_lab.config import ADDED, as_values, compose, load_precision, of_values
 from precision_lab.emulation.kernels import AutocastKernels, emulated, installed
 from precision_lab.emulation.rounding import WideArithmetic
@@ -126,6 +130,33 @@ def test_float32_evaluation_is_plain_float32():
         assert not torch.equal(model(x), plain)
         with one.reference(model):
             assert torch.equal(model(x), plain)
+
+
+STEPS = {
+    "gpt": (["model=gpt", "model.width=256", "dataset=synthetic_tokens", "trainer.batch_size=8"], 1.6),
+    "resnet18": (["model=resnet18", "dataset=synthetic_images", "dataset.image_size=64", "trainer.batch_size=16"], 2.0),
+}
+
+
+@pytest.mark.slow  # it times steps, for half a minute each
+@pytest.mark.parametrize("network", STEPS)
+def test_a_step_takes_little_more_than_in_float32(network):
+    words, most = STEPS[network]
+    arms = {"fp32": [], "bf16": ["precision.emulate=cuda"], "fp16": ["precision.emulate=cuda"]}
+    trainers, batches = {}, {}
+    for arm, more in arms.items():
+        _, trainers[arm], stream = build(resolve(compose([*words, f"precision={arm}", *more, "device=cpu"])))
+        batches[arm] = itertools.repeat(next(stream))
+
+    def seconds(arm):
+        trainers[arm].policy.apply_backends()
+        began = time.perf_counter()
+        trainers[arm].step(batches[arm])
+        return time.perf_counter() - began
+
+    rounds = [{arm: seconds(arm) for arm in (arms if n % 2 else reversed(arms))} for n in range(22)][2:]
+    for arm in ("bf16", "fp16"):
+        assert statistics.median(one[arm] / one["fp32"] for one in rounds) < most, arm
 
 
 # --- kernels of several policies --------------------------------------------------------------------------------
@@ -308,8 +339,6 @@ def test_emulation_needs_no_support_of_this_machine(monkeypatch):
 
 
 def test_a_device_chosen_by_itself_may_be_no_cpu(monkeypatch):
-    from precision_lab.assemble import resolve
-
     monkeypatch.setattr(hardware, "select_device", lambda wanted: torch.device("mps"))
     with pytest.raises(InputError, match=r"^precision.emulate needs the CPU, and device=auto is mps here; set device"):
         resolve(compose(["precision=bf16", "precision.emulate=cuda"]))
