@@ -143,6 +143,25 @@ def test_the_loss_scale_is_one_that_leaves_gradients_finite(factor):
     assert patient(net(), "bf16", task=times(factor)).first_scale() == 1
 
 
+@pytest.mark.parametrize(
+    ("width", "depth", "batch", "precision", "seed"),
+    [(16, 2, 16, "fp16", 42), (32, 3, 16, "bf16", 15), (32, 3, 16, "fp16", 1), (64, 3, 32, "fp16", 10)],
+)
+def test_a_relu_that_a_rounding_turns_over_is_no_finding(width, depth, batch, precision, seed):
+    """In one of some 70 small nets it costs the gradient more than 10 dB, and no floor has it."""
+    torch.manual_seed(seed)
+    layers = [layer for _ in range(depth) for layer in (nn.Linear(width, width), nn.ReLU())]
+    model, data = nn.Sequential(*layers, nn.Linear(width, 10)), samples(batch, width)(seed)
+    before = [p.clone() for p in model.parameters()]
+    one = patient(model, precision, batch=data)
+    outcome = one.arm()
+    one.refine_floor()
+    assert one.excess(outcome) > 10
+    found = examined(model, precision, batch=data)
+    assert (found.healthy, found.culprits) == (True, [])
+    assert all(map(torch.equal, model.parameters(), before))
+
+
 # --- a model that is not the same twice ---------------------------------------------------------------------------
 
 

@@ -17,6 +17,7 @@ from precision_lab.diagnosis.patient import Kept, Outcome, Patient
 HURT_DB, RESTORED_DB, GAIN_DB = 10.0, 7.0, 10.0
 _LARGE = 0.25  # share of the modules that run beyond which a module is no answer where an operation is one
 _SUSPECTS = 4  # tried together at most where the gradient as a whole is not hurt
+_NEARBY = 2  # other weights on which an arm is tried that may be hurt by chance
 _FAILURES = 8  # exceptions, one behind the other, that are followed
 
 
@@ -52,6 +53,7 @@ def attribute(patient: Patient, plain: Outcome) -> Attribution:
     if hurt(patient, plain) and plain.finite:
         patient.refine_floor()
     search = _Search(patient, plain)
+    search.allow_for_chance()
     return search.cure() if hurt(patient, plain) else search.amplifier()
 
 
@@ -69,6 +71,19 @@ class _Search:
     def __init__(self, patient: Patient, plain: Outcome):
         self.patient, self.found = patient, Attribution(healthy=True, plain=plain)
         self._outcomes: dict[frozenset[Unit], Outcome] = {frozenset(): plain}
+        self._errors = patient.local_errors()
+
+    def allow_for_chance(self) -> None:
+        """A rounding that turns over a ReLU or two may hurt the gradient of a small net, where no operation does.
+
+        Where that is so, the arm does no harm on weights that are off by a rounding, and what it gives on these counts
+        among the floors.
+        """
+        patient, plain = self.patient, self.found.plain
+        suspect = hurt(patient, plain) and plain.finite and not plain.without_gradient
+        suspect = suspect and not any(self._grows(row) for row in self._errors.rows())
+        if suspect and any(patient.excess_nearby(draw) < HURT_DB for draw in range(_NEARBY)):
+            patient.floor = min(patient.floor, plain.sqnr)
 
     def cure(self) -> Attribution:
         """Of a step that is hurt."""
@@ -91,7 +106,7 @@ class _Search:
         A finding only where one module alone, less than half of the net, makes more of rounding than one rounding is,
         and gains more than GAIN_DB in float32.
         """
-        errors = self.patient.local_errors()
+        errors = self._errors
         grown = {row.module for row in errors.rows() if self._grows(row)}
         ranked = self._ranked(errors)
         self.found.units = len(ranked)
@@ -143,7 +158,7 @@ class _Search:
     def _follow_failures(self) -> tuple[list[Unit], LocalErrors]:
         """Keep where an exception comes from, until none comes; what is known of the errors of the rest."""
         base: list[Unit] = []
-        errors = self.patient.local_errors()
+        errors = self._errors
         self.found.failed = errors.failed
         for _ in range(_FAILURES):
             if errors.failed is None:

@@ -84,7 +84,7 @@ class Patient:
         largest, finite = _LargestGradient(), _FiniteOutputs(model)
         with leaves_no_trace(model), largest, finite.counted():
             self.loss = self._step(batch)
-            self.reference = _gradients(model)
+            self._refer_to(_gradients(model))
         if not any(g is not None and bool(g.any()) for g in self.reference):
             raise NoGradient
         self.reference_counts = finite.counts()
@@ -95,7 +95,6 @@ class Patient:
                 f"The step is not finite in float32 (loss {self.loss:g}); no precision heals that. Diagnose the model "
                 "before it diverged."
             )
-        self._norm = sum(float(g.double().square().sum()) for g in self.reference if g is not None)
         with leaves_no_trace(model):
             self._step(batch)
             self.noise = self._sqnr(_gradients(model), 1.0)
@@ -226,8 +225,25 @@ class Patient:
             self.floor = min(self.floor, self._floor(torch.Generator(self.device).manual_seed(draw)))
         self._floors = _FLOORS
 
+    def excess_nearby(self, draw: int) -> float:
+        """How much worse the arm is, in dB, on other weights and inputs, which are off by roundings of random signs."""
+        with self._off(torch.Generator(self.device).manual_seed(_FLOORS + draw)) as batch:
+            nearby = copy.copy(self)
+            nearby.batch = batch
+            with leaves_no_trace(self.model):
+                self._step(batch)
+                nearby._refer_to(_gradients(self.model))
+            return self.excess(nearby.arm())
+
     def _floor(self, signs: torch.Generator | None) -> float:
-        """Of weights and inputs that are off by the error of rounding them, or with `signs`, by that with random signs.
+        with self._off(signs) as batch, leaves_no_trace(self.model):
+            self._step(batch)
+            return self._sqnr(_gradients(self.model), 1.0)
+
+    @contextmanager
+    def _off(self, signs: torch.Generator | None) -> Iterator[Any]:
+        """Within: weights are off by the error of rounding them, or with `signs`, by that with random signs. The batch
+        that it gives is, too.
 
         Range is left unlimited: that a value does not fit is the arm's fault, not the number format's.
         """
@@ -245,9 +261,7 @@ class Patient:
             with torch.no_grad():
                 for p in self.model.parameters():
                     p.copy_(off(p))
-            with leaves_no_trace(self.model):
-                self._step(batch)
-                return self._sqnr(_gradients(self.model), 1.0)
+            yield batch
         finally:
             with torch.no_grad():
                 for p, kept in zip(self.model.parameters(), before, strict=True):
@@ -268,6 +282,10 @@ class Patient:
         if loss.numel() != 1:
             raise InputError(f"task: the loss has shape {tuple(loss.shape)}; it must be a single number.")
         return loss
+
+    def _refer_to(self, gradients: list[Tensor | None]) -> None:
+        self.reference = gradients
+        self._norm = sum(float(g.double().square().sum()) for g in gradients if g is not None)
 
     def _sqnr(self, gradients: list[Tensor | None], scale: float) -> float:
         error = 0.0
