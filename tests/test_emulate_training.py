@@ -20,7 +20,7 @@ from precision_lab.config import ADDED, as_values, compose, load_precision, of_v
 from precision_lab.emulation.kernels import AutocastKernels, emulated, installed
 from precision_lab.emulation.rounding import WideArithmetic
 from precision_lab.errors import InputError
-from precision_lab.identity import arm_label, counted_arm, title
+from precision_lab.identity import _digest, arm_label, counted, counted_arm, run_signature, title
 from precision_lab.models import CNN, GPT
 from precision_lab.precision import LabelError, release
 from precision_lab.probe.ops import op_map
@@ -419,5 +419,7 @@ def test_a_config_without_the_fields_is_read_and_is_the_same_arm():
         for key in added:
             del values[group][key]
     assert of_values(values, "config.yaml") == asked
-    assert counted_arm(values["precision"]) == counted_arm(as_values(asked.precision))
+    assert counted_arm(values["precision"]) == counted_arm(as_values(asked.precision)) == values["precision"]
+    assert run_signature(asked) == _digest([counted(values), values["precision"], asked.seed])  # as it was made then
+    assert run_signature(asked) != run_signature(replace(asked, precision=replace(asked.precision, emulate=Target.cpu)))
     assert "emulate" in counted_arm(as_values(replace(asked.precision, emulate=Target.cuda)))
