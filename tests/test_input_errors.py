@@ -186,10 +186,10 @@ CASES = {
     "precision=bf61": ("precision=bf61 does not exist; did you mean bf16?", f"Valid are {PRECISIONS}."),
     "model=resnet": (
         "model=resnet does not exist",
-        "cnn, custom, gpt, mlp, resnet18, resnet50, torchvision, vit_b_16.",
+        "cnn, custom, gpt, loud_mlp, mlp, resnet18, resnet50, torchvision, vit_b_16.",
     ),
     "device=tpu": ("device=tpu does not exist", "auto, cpu, cuda, mps."),
-    "experiment=nope": ("experiment=nope does not exist", "lesson, smoke."),
+    "experiment=nope": ("experiment=nope does not exist", "lesson, lesson_sensitive, smoke."),
     "modl=cnn": ("modl is not a known", "did you mean model?", "optimizer", "trainer"),
     # unknown key
     "trainer.stepz=5": ("trainer.stepz is not a known key; did you mean steps?", *TRAINER_KEYS),
