@@ -384,6 +384,22 @@ def test_what_is_kept_beside_the_step_is_let_go():
     assert len(errors.rows()) > 60
 
 
+@pytest.mark.parametrize("target", ["cuda", "cpu"])
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_a_bias_before_a_batch_norm_has_no_gradient_and_no_error(precision, target):
+    """Its gradient is 0 but for roundings, so that any error is larger."""
+
+    def make():
+        block = lambda c: [nn.Conv2d(c, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU()]  # noqa: E731
+        return nn.Sequential(*block(3), *block(16), nn.Flatten(), nn.Linear(16 * 64, 16), nn.BatchNorm1d(16))
+
+    for seed in range(4):
+        model, batch = seeded(seed, make), samples(16, 3, 8, 8)(seed)
+        rows = rows_of(model, precision, target, batch)
+        assert max(row.error for row in rows.values()) < 100 * 10 ** (-patient(net(), precision).one_rounding / 10)
+        assert examined(model, precision, target, batch).healthy
+
+
 # --- the search ---------------------------------------------------------------------------------------------------
 
 

@@ -203,7 +203,10 @@ class _Search:
         return sum(name == unit.module or name.startswith(f"{unit.module}.") for name in ran) / max(1, len(ran))
 
     def _restores(self, units: Sequence[Unit]) -> bool:
-        return restored(self.patient, self._outcome(units))
+        outcome = self._outcome(units)
+        if outcome.finite and not restored(self.patient, outcome):
+            self.patient.refine_floor()
+        return restored(self.patient, outcome)
 
     def _gains(self, units: Sequence[Unit]) -> bool:
         return self._outcome(units).sqnr - self.found.plain.sqnr > GAIN_DB

@@ -5,7 +5,8 @@ Runs the arm's step once. Beside each low-precision tensor it keeps what float32
 an operation is computed twice: in float32, and from the same values rounded to the dtypes that the arm stores, in the
 arm's arithmetic. The difference is its own, with what it makes of the rounding of its inputs. Knows operations, their
 modules and both values; refuses to judge.
-Errors are ratios of squared norms, |exact - local|^2 / |exact|^2, counts are of values.
+Errors are ratios of squared norms, |exact - local|^2 / |exact|^2, counts are of values. A gradient that is summed up is
+held against its addends, where these are larger: that of a bias before a batch norm is 0, but for roundings.
 """
 
 from bisect import bisect_right
@@ -109,7 +110,7 @@ class LocalErrors(TorchDispatchMode):
             return self._in_place(func, args, kwargs)
         exact = func(*_exactly(self._values, args), **_exactly(self._values, kwargs))
         local = self._local(func, args, kwargs)
-        self._compare(func, exact, local)
+        self._compare(func, args, exact, local)
         return local
 
     def _local(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
@@ -145,22 +146,32 @@ class LocalErrors(TorchDispatchMode):
             self._note(func, value, t)
         return result
 
-    def _compare(self, func: Any, exact: Any, local: Any) -> None:
+    def _compare(self, func: Any, args: tuple, exact: Any, local: Any) -> None:
         for value, t in zip(_tensors(exact), _tensors(local), strict=True):
             # where a shape depends on values, those of the arm are gone on with
             if value.shape != t.shape and t.dtype is not torch.uint8:
                 continue
             self._keep(t, value)
-            self._note(func, value, t)
+            self._note(func, value, t, self._summed(func, args, value))
 
-    def _note(self, func: Any, exact: Tensor, local: Tensor) -> None:
+    def _summed(self, func: Any, args: tuple, exact: Tensor) -> Tensor | None:
+        """What a backward adds up to a smaller gradient, such as that of a bias: where it cancels, nothing is lost."""
+        name = func.name().removeprefix("aten::").split(".")[0]
+        if not in_backward() or not (name == "sum" or (name.endswith("backward") and exact.dim() == 1)):
+            return None
+        given = next((t for t in args if isinstance(t, Tensor) and t.is_floating_point()), None)
+        return self._values(given) if given is not None and given.numel() > exact.numel() else None
+
+    def _note(self, func: Any, exact: Tensor, local: Tensor, summed: Tensor | None = None) -> None:
         if not local.is_floating_point() or not local.numel():
             return
         wide = local.float() if local.dtype in LOW else local
         difference = exact - wide
         finite = difference.isfinite()
-        power = torch.where(exact.isfinite(), exact, 0).square().sum()
-        error = torch.where(finite, difference, 0).square().sum() / power.clamp_min(1e-38)
+        power = _power(exact)
+        if summed is not None:  # a sum of so many numbers of either sign
+            power = torch.maximum(power, _power(summed))
+        error = (torch.where(finite, difference, 0).square().sum() / power.clamp_min(1e-38)).nan_to_num()
         lost = (exact.isfinite() & ~wide.isfinite()).sum()
         flushed = ((wide == 0) & (exact != 0)).sum()
         amax = torch.where(exact.isfinite(), exact, 0).abs().max()
@@ -218,6 +229,10 @@ class _Functions(TorchFunctionMode):
             name = getattr(func, "__name__", "")
             self.failed = self.failed or ("" if name == "backward" else name)
             raise
+
+
+def _power(exact: Tensor) -> Tensor:
+    return torch.where(exact.isfinite(), exact, 0).square().sum()
 
 
 def _exactly(values: Any, nested: Any) -> Any:
