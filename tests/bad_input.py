@@ -536,6 +536,22 @@ def _sweeps() -> Iterator[Bad]:
     yield Bad("sweep: no sweep", ("-m", "seed=range(3000)", "trainer.batch_size=range(1,3000)"), ("sweep", "jobs"))
 
 
+# --- settings of a script's own ------------------------------------------------------------------------------------
+
+
+def of_diagnose() -> Iterator[Bad]:
+    """What scripts/diagnose.py takes beside the words of train.py; a value is YAML there."""
+    not_whole = [value for value in NOT_WHOLE if value != "0x10"]  # which is 16
+    for key, wrong in (
+        ("steps", (*not_whole, "null", "-1", "1000001", "9" * 400)),
+        ("budget_s", (*NOT_A_NUMBER, "null", "0", "-1", ".nan", ".inf", "nan", "-inf")),
+        ("target", ("tpu", "CUDA", "5", "true", "[cuda]", "{a: b}", "cuda:0", "'a b'")),
+        ("checkpoint", ("nope.pt", "/", "5", "nan", "[a]", "{a: b}", LONG, "a\x00b")),
+    ):
+        yield from (Bad("setting of a script", (f"{key}={value}",), (key,)) for value in wrong)
+    yield from (Bad("quotes and brackets", (f"{key}=[a",), (key,)) for key in ("steps", "target", "checkpoint"))
+
+
 SOURCES = (_fields, _arguments, _unknown, _grammar, _texts, _forms, _interpolations, _contradictions, _sweeps)
 
 

@@ -196,15 +196,20 @@ def release() -> None:
     _put_in_place(None)
 
 
-def _kernels_of(precision: PrecisionConfig, device: torch.device) -> AutocastKernels | None:
-    """The kernels of an arm whose autocast is not the device's own. InputError for an operation that does not exist."""
-    for name in precision.fp32_ops:
+def check_operations(names: list[str]) -> None:
+    """InputError for one of precision.fp32_ops that does not exist."""
+    for name in names:
         if not in_float32([name] if hasattr(torch.ops.aten, name) else []):
             known = {full.removeprefix("aten::").partition(".")[0] for full in torch._C._dispatch_get_all_op_names()}
             near = _nearest(name, [one for one in known if not one.startswith("_") and not one.endswith("_")])
             raise InputError(
                 f"precision.fp32_ops: {name!r} is no operation of torch's that returns a new tensor{near}."
             )
+
+
+def _kernels_of(precision: PrecisionConfig, device: torch.device) -> AutocastKernels | None:
+    """The kernels of an arm whose autocast is not the device's own. InputError for an operation that does not exist."""
+    check_operations(precision.fp32_ops)
     if precision.autocast_dtype is None:
         return None
     if precision.emulate:

@@ -24,6 +24,7 @@ from precision_lab.environment import environment_of
 from precision_lab.errors import InputError
 from precision_lab.identity import arm_label, experiment_signature
 from precision_lab.optim import build_optimizer
+from precision_lab.precision import check_operations
 from precision_lab.recorder import storable, write_whole
 from precision_lab.redaction import redact, secrets_in
 from precision_lab.seeds import derive, seed_globals
@@ -72,6 +73,7 @@ def diagnose(asked: Config, settings: DiagnoseConfig) -> dict[str, Any]:
     and what the step itself raises in float32.
     """
     started = time.time()
+    check_operations(asked.precision.fp32_ops)
     asked = replace(asked, trainer=replace(asked.trainer, init_from=settings.checkpoint or asked.trainer.init_from))
     target, resolved = _meant(asked, settings.target)
     asked = resolved.asked

@@ -5,6 +5,8 @@ Refuses to know configs, files and words.
 """
 
 import copy
+import json
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -95,8 +97,13 @@ def overrides(before: PrecisionConfig, after: PrecisionConfig) -> list[str]:
 
 def _written(value: Any) -> str:
     if isinstance(value, list):
-        return f"[{','.join(value)}]"
+        return f"[{','.join(map(_text, value))}]"
     return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _text(name: str) -> str:
+    """A name as an override writes it: 0.10 would be a number."""
+    return name if re.fullmatch(r"[A-Za-z_*][A-Za-z0-9_.*-]*", name) else json.dumps(name, ensure_ascii=False)
 
 
 def _healed_by_a_setting(found: Diagnosis, optimizer: BuildOptimizer) -> bool:

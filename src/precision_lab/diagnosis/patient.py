@@ -7,6 +7,7 @@ parameters, g from IEEE float32.
 """
 
 import copy
+import glob
 import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -117,20 +118,26 @@ class Patient:
         self.dtype = getattr(torch, (precision.autocast_dtype or precision.param_dtype).name)
         self.bits = SIGNIFICAND_BITS[str(self.dtype).removeprefix("torch.")]
         self.pure = precision.autocast_dtype is None  # parameters in low precision, no autocast
+        self.scale = precision.init_scale if precision.grad_scaling else 1.0  # of the loss; what the last arm came to
 
     def arm(self, kept: Kept = Kept()) -> Outcome:
-        """The arm's own step, with `kept` in float32, under a loss scale that a scaler would have come to."""
-        scale = self.first_scale()
-        while True:
+        """The arm's own step, with `kept` in float32, under the loss scale that a scaler comes to from its first one."""
+        scale = self.scale
+        outcome = self._arm(kept, scale)
+        while self._overflows_backward(outcome) and scale > self.precision.min_scale:
+            scale = max(self.precision.min_scale, scale / 4)
             outcome = self._arm(kept, scale)
-            scaled = self.precision.grad_scaling and not outcome.nonfinite and outcome.raised is None
-            if not scaled or outcome.finite or scale <= self.precision.min_scale:
-                return outcome
-            scale = max(self.precision.min_scale, scale / 16)
+        if outcome.finite:
+            self.scale = scale
+        return outcome
+
+    def _overflows_backward(self, outcome: Outcome) -> bool:
+        """Whether a smaller loss scale may help."""
+        return self.precision.grad_scaling and not (outcome.finite or outcome.nonfinite or outcome.raised)
 
     def gradients(self) -> list[Tensor | None]:
         """Of the arm's own step, unscaled, in the dtype it keeps them in."""
-        scale = self.first_scale()
+        scale = self.scale
         with self._arithmetic(Kept(), lambda kernels: self._units()):
             gradients = _gradients(self._take(scale))
         return [None if g is None else g / scale for g in gradients]
@@ -139,17 +146,16 @@ class Patient:
         """Take the arm's own step with `watch` above its arithmetic; return what it raised."""
         with self._arithmetic(Kept(), lambda kernels: self._units()), watch:
             try:
-                self._take(self.first_scale())
+                self._take(self.scale)
             except Exception as error:
                 return self._of_the_arm(error)
         return None
 
-    def first_scale(self) -> float:
-        """The largest power of two up to `precision.init_scale` that float32's gradients, times it, leave in range."""
-        if not self.precision.grad_scaling:
-            return 1.0
+    @property
+    def safe_scale(self) -> float:
+        """The largest power of two that leaves all that float32 computes in its backward, times it, in range."""
         room = torch.finfo(self.dtype).max / max(self.largest_gradient, 1e-30)
-        return max(self.precision.min_scale, min(self.precision.init_scale, 2.0 ** math.floor(math.log2(room))))
+        return 2.0 ** math.floor(math.log2(room))
 
     def local_errors(self, kept: Kept = Kept()) -> LocalErrors:
         """Each operation's own error in the arm's step with `kept` in float32, as far as the step comes."""
@@ -160,7 +166,7 @@ class Patient:
 
         with scopes.tracked(), self._arithmetic(kept, errors) as found, found.functions:
             try:
-                self._take(self.first_scale())
+                self._take(self.scale)
             except Exception as error:
                 self._of_the_arm(error)
                 found.raised()
@@ -172,7 +178,8 @@ class Patient:
         """Within: the target's kernels, the mode that is made on them, and `kept` in float32. Leaves nothing behind."""
         with ExitStack() as stack:
             stack.enter_context(leaves_no_trace(self.model))
-            modules, ops = [*self.precision.fp32_modules, *kept.modules], [*self.precision.fp32_ops, *kept.ops]
+            modules = [*self.precision.fp32_modules, *map(glob.escape, kept.modules)]
+            ops = [*self.precision.fp32_ops, *kept.ops]
             stack.enter_context(_keeping(self.model, modules, self.device.type))
             casts = emulated(self.target, ops) if self.emulates else in_float32(ops)
             kernels = AutocastKernels(self.device.type, casts, alone=self.emulates)
@@ -180,8 +187,8 @@ class Patient:
             yield stack.enter_context(mode(kernels))
 
     def _of_the_arm(self, error: Exception) -> Exception:
-        """An exception that tells something of the arm; a lack of memory does not, and is raised."""
-        if is_out_of_memory(error):
+        """An exception that tells something of the arm; wrong input and a lack of memory do not, and are raised."""
+        if isinstance(error, InputError) or is_out_of_memory(error):
             raise error
         return error
 
@@ -278,7 +285,9 @@ class Patient:
         return float(loss.detach())
 
     def _loss(self, model: nn.Module, batch: Any) -> Tensor:
-        loss = self.task(model, batch)[0]
+        told = self.task(model, batch)
+        loss = told[0] if isinstance(told, tuple) and len(told) == 2 else None
+        require(isinstance(loss, Tensor), "task: it must return a pair, the loss as a tensor and its metrics.")
         if loss.numel() != 1:
             raise InputError(f"task: the loss has shape {tuple(loss.shape)}; it must be a single number.")
         return loss
@@ -320,6 +329,8 @@ class Patient:
 
 def round_significand(value: Tensor, bits: int) -> Tensor:
     """Round to nearest, ties to even, to 1 + `bits` significant bits, whatever the exponent."""
+    if value.is_complex():
+        return torch.view_as_complex(round_significand(torch.view_as_real(value.detach()), bits))
     mantissa, exponent = torch.frexp(value.detach())
     return torch.ldexp(torch.round(torch.ldexp(mantissa, torch.tensor(bits + 1))), exponent - (bits + 1)).to(
         value.dtype
@@ -327,7 +338,11 @@ def round_significand(value: Tensor, bits: int) -> Tensor:
 
 
 def _gradients(model: nn.Module) -> list[Tensor | None]:
-    return [p.grad for p in model.parameters()]
+    """Dense and real: that of an embedding may be sparse, a complex one counts by its parts."""
+    dense = [
+        p.grad if p.grad is None or p.grad.layout is torch.strided else p.grad.to_dense() for p in model.parameters()
+    ]
+    return [g if g is None or not g.is_complex() else torch.view_as_real(g) for g in dense]
 
 
 @contextmanager
@@ -372,7 +387,9 @@ class _FiniteOutputs:
 
     @contextmanager
     def counted(self) -> Iterator[None]:
-        hooks = [m.register_forward_hook(self._hook(name)) for name, m in self._model.named_modules()]
+        scripted = torch.jit.ScriptModule  # takes no hooks
+        named = [(name, m) for name, m in self._model.named_modules() if not isinstance(m, scripted)]
+        hooks = [m.register_forward_hook(self._hook(name)) for name, m in named]
         try:
             yield
         finally:

@@ -2,6 +2,7 @@
 
 import io
 import math
+import shlex
 from collections.abc import Iterable
 from typing import Any
 
@@ -24,13 +25,11 @@ def command(told: dict[str, Any], words: list[str]) -> str | None:
     changed = [word.partition("=")[0] for word in told["cure"]["overrides"]]
     kept = [word for word in words if not word.startswith(own) and word.lstrip("+").partition("=")[0] not in changed]
     start = f"trainer.init_from={told['checkpoint']}" if told["checkpoint"] else None
+    named = f"precision={told['config']['precision']['name']}"  # auto takes no other settings
+    kept = [named if word == "precision=auto" else word for word in kept]
     return " ".join(
-        ["python train.py", *map(_quoted, [*kept, *told["cure"]["overrides"], *([start] if start else [])])]
+        ["python train.py", *map(shlex.quote, [*kept, *told["cure"]["overrides"], *([start] if start else [])])]
     )
-
-
-def _quoted(word: str) -> str:
-    return f"'{word}'" if set(word) & set(' []*{}()$&;|<>"') else word
 
 
 def _what(told: dict[str, Any]) -> str:
