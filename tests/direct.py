@@ -81,7 +81,7 @@ def arm(
     """In the case's precision, as its target does it, with these modules and operations in float32."""
     dtype, pure = DTYPES[case.precision], case.precision == "bf16_pure"
     scale = 65536.0 if case.precision == "fp16" else 1.0
-    with installed(AutocastKernels("cpu", emulated(case.target, ops or []), alone=True)):
+    with installed(AutocastKernels("cpu", emulated(case.target, ops or []), case.target)):
         while True:
             own = copy.deepcopy(model)
             if pure:

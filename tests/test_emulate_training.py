@@ -117,7 +117,7 @@ def test_an_emulation_that_does_not_round_is_no_proof(monkeypatch):
 def test_weights_in_bfloat16_are_multiplied_as_the_target_does_and_have_no_policy():
     one = policy_of("bf16_pure", emulate=Target.cuda)
     assert one.prove()["linear_bits"] == 7
-    with one.autocast(), installed(AutocastKernels("cpu", {}, alone=False)):
+    with one.autocast(), installed(AutocastKernels("cpu", {})):
         pass  # nothing stands in the way
 
 
@@ -210,7 +210,7 @@ def test_kernels_go_with_their_policy():
 
 
 def test_two_owners_of_the_kernels_are_an_error_and_not_a_silent_mixture():
-    with installed(AutocastKernels("cpu", emulated("mps", []), alone=True)):
+    with installed(AutocastKernels("cpu", emulated("mps", []), "mps")):
         with pytest.raises(RuntimeError, match="installed already"):
             policy_of("bf16", emulate=Target.cuda).apply_backends()
         with policy_of("bf16").autocast():  # those of another owner stay

@@ -28,7 +28,7 @@ MINOR = tuple(int(part) for part in torch.__version__.split(".")[:2])
 @contextmanager
 def under(target: str, low: torch.dtype = BF16, fp32_ops: list[str] | None = None):
     """Autocast as on `target`; yields its kernels."""
-    kernels = AutocastKernels("cpu", emulated(target, fp32_ops or []), alone=True)
+    kernels = AutocastKernels("cpu", emulated(target, fp32_ops or []), target)
     with installed(kernels), WideArithmetic():
         with torch.autocast("cpu", dtype=low):
             yield kernels
@@ -167,7 +167,7 @@ def weight_casts(rows: list[OpRow]) -> int:
 def test_a_weight_is_cast_once_in_a_region_and_again_in_the_next():
     weight = nn.Parameter(torch.randn(4, 4))
     low = torch.randn(4, 4).to(BF16)
-    kernels = AutocastKernels("cpu", emulated("cuda", []), alone=True)
+    kernels = AutocastKernels("cpu", emulated("cuda", []), "cuda")
 
     def region():
         with torch.autocast("cpu", dtype=BF16):
@@ -255,7 +255,7 @@ def gpt() -> tuple[nn.Module, Tensor]:
 def test_the_cpus_own_policy_emulated_gives_its_own_gradients_bit_for_bit(made):
     model, batch = made()
     own = gradients(model, batch)
-    kernels = AutocastKernels("cpu", emulated("cpu", []), alone=True)
+    kernels = AutocastKernels("cpu", emulated("cpu", []), "cpu")
     with installed(kernels):
         found = gradients(model, batch)
     assert {"linear", "scaled_dot_product_attention" if made is gpt else "conv2d"} <= kernels.called
@@ -279,5 +279,43 @@ def test_torchs_own_kernels_are_back_even_if_the_forward_raised(target):
 
 def test_one_set_at_a_time():
     with under("cuda"), pytest.raises(RuntimeError, match="installed already"):
-        AutocastKernels("cpu", emulated("mps", []), alone=True).install()
+        AutocastKernels("cpu", emulated("mps", []), "mps").install()
     assert kernels_module._installed is None
+
+
+# --- what a model says of its device's autocast ------------------------------------------------------------------
+
+
+class Guarded(torch.autograd.Function):
+    """As its author wrote it for CUDA: in float32 whatever is around it."""
+
+    @staticmethod
+    @torch.amp.custom_fwd(device_type="cuda", cast_inputs=torch.float32)
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x @ x.T
+
+    @staticmethod
+    @torch.amp.custom_bwd(device_type="cuda")
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        return (gradient + gradient.T) @ x
+
+
+@pytest.mark.parametrize("target", ["cuda", "mps", "cpu"])
+def test_a_guard_holds_on_the_device_that_it_is_written_for(target):
+    x = torch.randn(4, 4, requires_grad=True)
+    before = torch.autocast.__init__, torch.is_autocast_enabled, torch.get_autocast_dtype
+    with installed(AutocastKernels("cpu", emulated(target, []), target)), torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.is_autocast_enabled("cuda") is (target == "cuda")
+        assert torch.is_autocast_enabled() is (target == "cuda")
+        with torch.autocast("cuda", enabled=False):
+            guarded = x @ x
+        product = Guarded.apply(x @ x)
+        product.sum().backward()
+        assert (x @ x).dtype is torch.bfloat16
+    expected = torch.float32 if target == "cuda" else torch.bfloat16
+    assert guarded.dtype is expected
+    assert product.dtype is expected
+    assert x.grad.isfinite().all()
+    assert (torch.autocast.__init__, torch.is_autocast_enabled, torch.get_autocast_dtype) == before

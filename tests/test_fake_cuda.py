@@ -82,7 +82,7 @@ def on_fake_cuda(model: nn.Module, batch: list[Tensor], step, low: torch.dtype) 
 def on_cpu(model: nn.Module, batch: list[Tensor], step, low: torch.dtype) -> list[OpRow]:
     """The forward's operations under the emulated policy."""
     recorder = OpRecorder(model)
-    kernels = AutocastKernels("cpu", emulated("cuda", []), alone=True)
+    kernels = AutocastKernels("cpu", emulated("cuda", []), "cuda")
     with installed(kernels), WideArithmetic(), recorder.naming(), recorder, torch.autocast("cpu", dtype=low):
         step(model, *batch)
     return recorder.rows()

@@ -130,7 +130,9 @@ def _rows(resolved: Resolved, target: str) -> tuple[list[OpRow], list[str]]:
         with WideArithmetic() if slow else nullcontext(), policy.arithmetic():
             rows = op_map(trainer.model, forward, fused=target != policy.device.type)
         policy.check_float32()
-    except RuntimeError as error:
+    except InputError:
+        raise
+    except Exception as error:  # the model's or the task's
         told = str(error).strip().split("\n")[0].rstrip(".")
         where = f" at {error.__notes__[0]}" if getattr(error, "__notes__", ()) else ""
         label = _label(resolved.asked)

@@ -198,9 +198,9 @@ def release() -> None:
 
 def check_operations(names: list[str]) -> None:
     """InputError for one of precision.fp32_ops that does not exist."""
+    known = {full.removeprefix("aten::").partition(".")[0] for full in torch._C._dispatch_get_all_op_names()}
     for name in names:
-        if not in_float32([name] if hasattr(torch.ops.aten, name) else []):
-            known = {full.removeprefix("aten::").partition(".")[0] for full in torch._C._dispatch_get_all_op_names()}
+        if name not in known or not hasattr(torch.ops.aten, name) or not in_float32([name]):
             near = _nearest(name, [one for one in known if not one.startswith("_") and not one.endswith("_")])
             raise InputError(
                 f"precision.fp32_ops: {name!r} is no operation of torch's that returns a new tensor{near}."
@@ -213,8 +213,8 @@ def _kernels_of(precision: PrecisionConfig, device: torch.device) -> AutocastKer
     if precision.autocast_dtype is None:
         return None
     if precision.emulate:
-        return AutocastKernels("cpu", emulated(precision.emulate.name, precision.fp32_ops), alone=True)
-    return AutocastKernels(device.type, in_float32(precision.fp32_ops), alone=False) if precision.fp32_ops else None
+        return AutocastKernels("cpu", emulated(precision.emulate.name, precision.fp32_ops), precision.emulate.name)
+    return AutocastKernels(device.type, in_float32(precision.fp32_ops)) if precision.fp32_ops else None
 
 
 def _nearest(name: str, names: Iterable[str]) -> str:

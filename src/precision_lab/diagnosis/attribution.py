@@ -1,7 +1,8 @@
 """Who is to blame: the smallest set of modules and operations that, kept in float32, restores the gradient.
 
 Delta debugging (Zeller and Hildebrandt 2002) on a ranking: what loses most by itself is kept first, one, two, four and
-so on until the gradient is restored, and what is not needed of these is let go again. Some log2(modules) passes.
+so on until the gradient is restored, and what is not needed of these is let go again. At most 8 + 4 log2(modules) sets
+are tried; what is found by then is enough, if not always the least.
 Knows when a gradient counts as hurt and as restored; refuses to know why, and what to tell the user.
 """
 
@@ -18,6 +19,7 @@ HURT_DB, RESTORED_DB, GAIN_DB = 10.0, 7.0, 10.0
 _LARGE = 0.25  # share of the modules that run beyond which a module is no answer where an operation is one
 _SUSPECTS = 4  # tried together at most where the gradient as a whole is not hurt
 _NEARBY = 2  # other weights on which an arm is tried that may be hurt by chance
+_LEAST_TRIES, _TRIES = 8, 4  # sets that are tried at most: so many, and so many times log2(modules)
 _FAILURES = 8  # exceptions, one behind the other, that are followed
 
 
@@ -90,9 +92,10 @@ class _Search:
         self.found.healthy = False
         base, errors = self._follow_failures()
         base += [unit for unit in self._where_the_graph_ends() if unit not in base]
+        base += [unit for unit in self._first_not_finite(errors) if unit not in base]
         ranked = base + [unit for unit in self._ranked(errors) if unit not in base]
         self.found.units = len(ranked)
-        enough = shortest(ranked, max(1, len(base)), self._restores)
+        enough = self._one_operation(errors) or shortest(ranked, max(1, len(base)), self._restores)
         if enough:
             self._settle(smallest(enough, self._restores), errors)
             self._name_the_worst(ranked[0], errors)
@@ -150,9 +153,8 @@ class _Search:
             within = any(name.startswith(f"{unit.module}.") for name in self.patient.ran)
             if unit.op is None and within and inside and self._share(unit) > _LARGE:
                 others = [one for one in cure if one != unit]
-                do = lambda ops, others=others: restores([*others, *ops])  # noqa: E731
-                enough = shortest(inside, 1, do)
-                cure = [*others, *smallest(enough, do)] if enough else cure
+                enough = shortest(inside, 1, lambda ops, others=others: restores([*others, *ops]))
+                cure = smallest([*others, *enough], restores) if enough else cure
         return cure
 
     def _follow_failures(self) -> tuple[list[Unit], LocalErrors]:
@@ -179,6 +181,18 @@ class _Search:
         last = max((place for place, name in enumerate(ran) if name in cut_off), default=None)
         return [Unit(name) for name in ran[last + 1 : last + 2]] if last is not None else []
 
+    def _first_not_finite(self, errors: LocalErrors) -> list[Unit]:
+        """Where no operation loses values by itself: the module whose output first has some that float32 has not."""
+        lost = any(row.nonfinite for row in errors.rows())
+        return [Unit(name) for name in self.found.plain.nonfinite[:1] if name and not lost]
+
+    def _one_operation(self, errors: LocalErrors) -> list[Unit] | None:
+        """The worst operation, if it is to blame in several modules and heals them all."""
+        rows = [row for row in sorted(errors.rows(), key=_badness, reverse=True) if self._grows(row)]
+        op = rows[0].op if rows else ""
+        several = len({row.module for row in rows if row.op == op}) > 1
+        return [Unit("", op)] if several and _keepable(op) and self._restores([Unit("", op)]) else None
+
     def _ranked(self, errors: LocalErrors) -> list[Unit]:
         """By what each loses itself: what overflows first, in the order of the step, then the largest errors."""
         self.found.local = sorted(errors.rows(), key=_badness, reverse=True)
@@ -202,14 +216,21 @@ class _Search:
         ran = self.patient.ran
         return sum(name == unit.module or name.startswith(f"{unit.module}.") for name in ran) / max(1, len(ran))
 
+    def _affordable(self, units: Sequence[Unit]) -> bool:
+        """Whether one more set may be tried: what is not found by then is not small."""
+        most = _LEAST_TRIES + _TRIES * math.ceil(math.log2(self.found.units + 1))
+        return frozenset(units) in self._outcomes or len(self.found.tried) < most
+
     def _restores(self, units: Sequence[Unit]) -> bool:
+        if not self._affordable(units):
+            return False
         outcome = self._outcome(units)
         if outcome.finite and not restored(self.patient, outcome):
             self.patient.refine_floor()
         return restored(self.patient, outcome)
 
     def _gains(self, units: Sequence[Unit]) -> bool:
-        return self._outcome(units).sqnr - self.found.plain.sqnr > GAIN_DB
+        return self._affordable(units) and self._outcome(units).sqnr - self.found.plain.sqnr > GAIN_DB
 
     def _outcome(self, units: Sequence[Unit]) -> Outcome:
         key = frozenset(units)

@@ -23,7 +23,8 @@ from precision_lab.diagnosis.preflight import look, no_gradient, optimizer_state
 from precision_lab.diagnosis.updates import BuildOptimizer, Updates, updates
 from precision_lab.task import Task
 
-_USUAL_SCALE = 65536.0
+_SCALES = (2.0**16, 2.0**24, 2.0**32, 2.0**40)  # a scaler grows to these, given time
+_LEAST_SCALE = 2.0**-40
 
 
 @dataclass
@@ -41,7 +42,6 @@ class Diagnosis:
     healed: Outcome | None = None
     attribution: Attribution | None = None
     updates: Updates | None = None
-    healed_updates: Updates | None = None
     local: list[LocalError] = field(default_factory=list)  # worst first
     patient: Patient | None = None
 
@@ -98,7 +98,9 @@ def overrides(before: PrecisionConfig, after: PrecisionConfig) -> list[str]:
 def _written(value: Any) -> str:
     if isinstance(value, list):
         return f"[{','.join(map(_text, value))}]"
-    return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return f"{value:g}" if float(f"{value:g}") == value else repr(value)
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _text(name: str) -> str:
@@ -114,25 +116,37 @@ def _healed_by_a_setting(found: Diagnosis, optimizer: BuildOptimizer) -> bool:
     lost = found.updates is not None and found.updates.excess > HURT_DB
     if not lost and not hurt(patient, found.plain):
         return False
-    for name, precision in _settings(patient.precision):
+    for name, precision in _settings(patient, found.plain):
         other = patient.under(precision)
         healed = other.arm()
         if restored(other, healed):
-            found.healthy, found.healed, found.cure = False, healed, precision
+            found.healthy, found.healed, found.cure = False, healed, _with_scale(precision, healed.scale)
             found.culprits.append(name)
-            if lost:
-                found.healed_updates = updates(other, optimizer)
             return True
     found.healthy = found.healthy and not patient.pure
     return False
 
 
-def _settings(precision: PrecisionConfig) -> Iterable[tuple[str, PrecisionConfig]]:
+def _settings(patient: Patient, plain: Outcome) -> Iterable[tuple[str, PrecisionConfig]]:
     """Settings that may be to blame, each with the arm that has another."""
+    precision = patient.precision
     if precision.autocast_dtype is None:
         mixed = replace(precision, param_dtype=Dtype.float32, autocast_dtype=precision.param_dtype)
         yield "precision.param_dtype", mixed
-    elif precision.autocast_dtype is Dtype.float16 and not precision.grad_scaling:
-        yield "precision.grad_scaling", replace(precision, grad_scaling=True)
-    elif precision.autocast_dtype is Dtype.float16 and precision.init_scale < _USUAL_SCALE:
-        yield "precision.init_scale", replace(precision, init_scale=_USUAL_SCALE)
+    elif precision.autocast_dtype is Dtype.float16:
+        scaled = replace(precision, grad_scaling=True)
+        if not precision.grad_scaling:
+            yield "precision.grad_scaling", scaled
+        name = "precision.init_scale" if precision.grad_scaling else "precision.grad_scaling"
+        for scale in _SCALES:
+            if scale > precision.init_scale and not patient.overflows_backward(plain):
+                yield name, replace(scaled, init_scale=scale)
+        if patient.overflows_backward(plain):
+            yield "precision.min_scale", replace(precision, min_scale=_LEAST_SCALE)
+
+
+def _with_scale(precision: PrecisionConfig, scale: float) -> PrecisionConfig:
+    """The arm, beginning with the loss scale that heals it."""
+    if not precision.grad_scaling:
+        return precision
+    return replace(precision, init_scale=scale, min_scale=min(scale, 1.0))

@@ -27,13 +27,11 @@ from precision_lab.errors import InputError, require
 from precision_lab.hardware import is_out_of_memory
 from precision_lab.nested import map_tensors
 from precision_lab.precision import SIGNIFICAND_BITS, cast_inputs_to_parameters, keep_in_float32
-from precision_lab.probe.scopes import ModuleScopes, in_backward
+from precision_lab.probe.scopes import ModuleScopes
 from precision_lab.probe.trace import leaves_no_trace
 from precision_lab.task import Task
 
 _FLOORS = 5
-_ATEN = torch.ops.aten
-_ALLOCATIONS = (_ATEN.empty, _ATEN.empty_like, _ATEN.empty_strided, _ATEN.new_empty, _ATEN.new_empty_strided)
 
 
 @dataclass(frozen=True)
@@ -82,15 +80,14 @@ class Patient:
         self.emulates = self.device.type == "cpu"
         self._passes = [0]  # shared with those of `under`
         self._require_finite_weights()
-        largest, finite = _LargestGradient(), _FiniteOutputs(model)
-        with leaves_no_trace(model), largest, finite.counted():
+        finite = _FiniteOutputs(model)
+        with leaves_no_trace(model), finite.counted():
             self.loss = self._step(batch)
             self._refer_to(_gradients(model))
         if not any(g is not None and bool(g.any()) for g in self.reference):
             raise NoGradient
         self.reference_counts = finite.counts()
         self.ran = [name for name in self.reference_counts if name]
-        self.largest_gradient = largest.read()
         if not math.isfinite(self.loss) or not all(g is None or g.isfinite().all() for g in self.reference):
             raise InputError(
                 f"The step is not finite in float32 (loss {self.loss:g}); no precision heals that. Diagnose the model "
@@ -121,17 +118,17 @@ class Patient:
         self.scale = precision.init_scale if precision.grad_scaling else 1.0  # of the loss; what the last arm came to
 
     def arm(self, kept: Kept = Kept()) -> Outcome:
-        """The arm's own step, with `kept` in float32, under the loss scale that a scaler comes to from its first one."""
+        """The arm's own step with `kept` in float32, under the loss scale that a scaler comes to from its first."""
         scale = self.scale
         outcome = self._arm(kept, scale)
-        while self._overflows_backward(outcome) and scale > self.precision.min_scale:
+        while self.overflows_backward(outcome) and scale > self.precision.min_scale:
             scale = max(self.precision.min_scale, scale / 4)
             outcome = self._arm(kept, scale)
         if outcome.finite:
             self.scale = scale
         return outcome
 
-    def _overflows_backward(self, outcome: Outcome) -> bool:
+    def overflows_backward(self, outcome: Outcome) -> bool:
         """Whether a smaller loss scale may help."""
         return self.precision.grad_scaling and not (outcome.finite or outcome.nonfinite or outcome.raised)
 
@@ -150,12 +147,6 @@ class Patient:
             except Exception as error:
                 return self._of_the_arm(error)
         return None
-
-    @property
-    def safe_scale(self) -> float:
-        """The largest power of two that leaves all that float32 computes in its backward, times it, in range."""
-        room = torch.finfo(self.dtype).max / max(self.largest_gradient, 1e-30)
-        return 2.0 ** math.floor(math.log2(room))
 
     def local_errors(self, kept: Kept = Kept()) -> LocalErrors:
         """Each operation's own error in the arm's step with `kept` in float32, as far as the step comes."""
@@ -182,7 +173,7 @@ class Patient:
             ops = [*self.precision.fp32_ops, *kept.ops]
             stack.enter_context(_keeping(self.model, modules, self.device.type))
             casts = emulated(self.target, ops) if self.emulates else in_float32(ops)
-            kernels = AutocastKernels(self.device.type, casts, alone=self.emulates)
+            kernels = AutocastKernels(self.device.type, casts, self.target if self.emulates else None)
             stack.enter_context(installed(kernels))
             yield stack.enter_context(mode(kernels))
 
@@ -357,25 +348,6 @@ def _keeping(model: nn.Module, patterns: list[str], device_type: str) -> Iterato
             module.__dict__.pop("forward", None)
             if forward is not None:
                 module.forward = forward
-
-
-class _LargestGradient(TorchDispatchMode):
-    """The largest magnitude that a backward pass computes: what a loss scale has to leave in range."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._largest: list[Tensor] = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        if in_backward() and not getattr(func, "is_view", False) and func.overloadpacket not in _ALLOCATIONS:
-            for t in tree_leaves(result):
-                if isinstance(t, Tensor) and t.is_floating_point() and t.numel():
-                    self._largest.append(torch.linalg.vector_norm(t.detach(), math.inf).float())
-        return result
-
-    def read(self) -> float:
-        return float(torch.stack(self._largest).nan_to_num(0.0, 0.0, 0.0).max()) if self._largest else 0.0
 
 
 class _FiniteOutputs:

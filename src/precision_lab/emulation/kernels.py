@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
+from precision_lab.emulation.guards import redirect
 from precision_lab.emulation.lists import Cast, policy_of
 
 # On CUDA nn.LSTM and its kin are one operation of cuDNN's, which is lowered. On a CPU they are composites, and a torch
@@ -24,19 +25,21 @@ _RECURRENT = ("lstm.input", "gru.input", "rnn_tanh.input", "rnn_relu.input")
 class AutocastKernels:
     """While installed: autocast on `device_type` follows `casts` (operation with overload -> what is done to it).
 
-    With `alone`, whatever else torch treats there is left as it comes in; else as torch has it. `called` gathers the
-    operations treated, and `current` is the one that is being computed, None outside of any.
+    With a `target`, the device that is emulated, whatever else torch treats there is left as it comes in, and what
+    a model says of the target's autocast holds for `device_type`; without one all else is as torch has it. `called`
+    gathers the operations treated, and `current` is the one that is being computed, None outside of any.
     """
 
-    def __init__(self, device_type: str, casts: dict[str, Cast], alone: bool):
-        self.device_type = device_type
+    def __init__(self, device_type: str, casts: dict[str, Cast], target: str | None = None):
+        self.device_type, self.target = device_type, target
         self.called: set[str] = set()
         self.current: str | None = None
         self.failed: str | None = None  # the first operation that raised
         self.memory = CastMemory(device_type)
         self._off = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, f"Autocast{device_type.upper()}"))
-        self._casts, self._alone = casts, alone
+        self._casts = casts
         self._library: Any = None
+        self._end_redirection: Callable[[], None] = lambda: None
 
     def install(self) -> None:
         """Replace the kernels. RuntimeError where another set is installed."""
@@ -44,17 +47,20 @@ class AutocastKernels:
         if _installed is not None:
             raise RuntimeError("a set of autocast kernels is installed already")
         kernels = {name: self._kernel(name, cast) for name, cast in self._casts.items()}
-        for name in policy_of(self.device_type) if self._alone else ():
+        for name in policy_of(self.device_type) if self.target else ():
             kernels.setdefault(name, torch.library.fallthrough_kernel)
         _installed, self._library = self, torch.library.Library("aten", "IMPL")
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "(?s).*[Oo]verrid.*previously registered kernel")  # torch before 2.14
             for name, kernel in kernels.items():
                 self._library.impl(name, kernel, f"Autocast{self.device_type.upper()}", allow_override=True)
+        if self.target not in (None, self.device_type):
+            self._end_redirection = redirect(self.target, self.device_type)
 
     def remove(self) -> None:
         """Put torch's own kernels back."""
         global _installed
+        self._end_redirection()
         self._library._destroy()
         self._library, _installed = None, None
 

@@ -1,11 +1,13 @@
 """How an instrument leaves no trace: what a pass through a model changes is put back.
 
-Knows gradients, buffers, training mode and torch's default generators; refuses to know what the pass is for.
+Knows gradients, buffers, training mode and the default generators; refuses to know what the pass is for.
 """
 
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import numpy
 import torch
 from torch import Tensor, nn
 
@@ -15,12 +17,12 @@ def leaves_no_trace(model: nn.Module) -> Iterator[None]:
     """Put back what a forward and a backward of `model` change, also if they raise.
 
     Gradients (the same tensor objects; None inside, so that no kept gradient is added to),
-    buffers, training mode, and torch's default generators on the CPU, on CUDA and on MPS.
+    buffers, training mode, and the default generators of Python, numpy, and torch on the CPU, on CUDA and on MPS.
     Generators that the caller made, and plain Python attributes, are the caller's to mind.
     """
     cuda = torch.cuda.is_initialized()  # a query that would not itself start CUDA
     mps = torch.backends.mps.is_available()
-    cpu_rng = torch.get_rng_state()
+    python_rng, numpy_rng, cpu_rng = random.getstate(), numpy.random.get_state(), torch.get_rng_state()
     cuda_rng = torch.cuda.get_rng_state_all() if cuda else []
     mps_rng = torch.mps.get_rng_state() if mps else None
     grads = [(parameter, parameter.grad) for parameter in model.parameters()]
@@ -44,6 +46,8 @@ def leaves_no_trace(model: nn.Module) -> Iterator[None]:
             module.training = training
         for parameter, grad in grads:
             parameter.grad = grad
+        random.setstate(python_rng)
+        numpy.random.set_state(numpy_rng)
         torch.set_rng_state(cpu_rng)
         if cuda:
             torch.cuda.set_rng_state_all(cuda_rng)
