@@ -133,6 +133,10 @@ class _Search:
         module hands float32 on to all that comes behind it."""
         worst = max(errors.rows(), key=_badness, default=None)
         named = [unit for unit, _ in self.found.culprits]
+        raises = _unit(*self.found.failed) if self.found.failed else None
+        if raises and raises not in named:
+            self.found.culprits.insert(0, (raises, None))
+            return
         if worst is None or first in named or _unit(worst.module, worst.op) != first:
             return
         if worst.nonfinite or (

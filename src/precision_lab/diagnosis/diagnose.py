@@ -7,6 +7,8 @@ import json
 import math
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -74,10 +76,12 @@ def diagnose(asked: Config, settings: DiagnoseConfig) -> dict[str, Any]:
     """
     started = time.time()
     check_operations(asked.precision.fp32_ops)
-    asked = replace(asked, trainer=replace(asked.trainer, init_from=settings.checkpoint or asked.trainer.init_from))
-    target, resolved = _meant(asked, settings.target)
-    asked = resolved.asked
-    ready = _assembled(resolved)
+    with _told_of_the_checkpoint(settings.checkpoint):
+        weights = settings.checkpoint or asked.trainer.init_from
+        asked = replace(asked, trainer=replace(asked.trainer, init_from=weights))
+        target, resolved = _meant(asked, settings.target)
+        asked = resolved.asked
+        ready = _assembled(resolved)
     model = ready.workload.model.to(resolved.device)
     batch = next(training_batches(ready))
     seed_globals(derive(asked.seed, "dropout"))
@@ -111,6 +115,17 @@ def diagnose(asked: Config, settings: DiagnoseConfig) -> dict[str, Any]:
         "seconds": time.time() - started,
         "config": as_values(replace(asked, precision=arm)),
     }
+
+
+@contextmanager
+def _told_of_the_checkpoint(given: str | None) -> Iterator[None]:
+    """What is said of trainer.init_from was given as checkpoint."""
+    try:
+        yield
+    except InputError as error:
+        if not given or "trainer.init_from" not in str(error):
+            raise
+        raise InputError(str(error).replace("trainer.init_from", "checkpoint")) from error
 
 
 def _meant(asked: Config, target: str | None) -> tuple[str, Resolved]:

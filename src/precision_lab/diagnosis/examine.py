@@ -5,6 +5,7 @@ Refuses to know configs, files and words.
 """
 
 import copy
+import glob
 import json
 import re
 from collections.abc import Iterable
@@ -85,7 +86,8 @@ def _attribute(found: Diagnosis) -> None:
         found.healed = blamed.healed
         if blamed.cure:
             kept, precision = kept_of(blamed.cure), found.patient.precision
-            modules, ops = [*precision.fp32_modules, *kept.modules], [*precision.fp32_ops, *kept.ops]
+            modules = [*precision.fp32_modules, *map(glob.escape, kept.modules)]
+            ops = [*precision.fp32_ops, *kept.ops]
             found.cure = replace(precision, fp32_modules=modules, fp32_ops=ops)
 
 
@@ -140,7 +142,7 @@ def _settings(patient: Patient, plain: Outcome) -> Iterable[tuple[str, Precision
         name = "precision.init_scale" if precision.grad_scaling else "precision.grad_scaling"
         for scale in _SCALES:
             if scale > precision.init_scale and not patient.overflows_backward(plain):
-                yield name, replace(scaled, init_scale=scale)
+                yield name, replace(scaled, init_scale=scale, min_scale=scale)  # this one, and no smaller
         if patient.overflows_backward(plain):
             yield "precision.min_scale", replace(precision, min_scale=_LEAST_SCALE)
 

@@ -10,6 +10,14 @@ from rich.console import Console
 from rich.table import Table
 
 _ROWS = 8  # operations shown by their own error
+_LITTLE_DB = 10  # below that a gradient says next to nothing
+_FLUSHED = "gradients that are too small for float16 are flushed to zero"
+_OF_SETTINGS = {
+    "precision.init_scale": f"{_FLUSHED}, and a larger loss scale saves them",
+    "precision.grad_scaling": f"{_FLUSHED}, and a loss scale saves them",
+    "precision.min_scale": "gradients overflow in float16 under every loss scale that the arm allows",
+    "precision.param_dtype": "weights in low precision do not take up changes that are small beside them",
+}
 
 
 def answer(told: dict[str, Any]) -> list[str]:
@@ -44,8 +52,15 @@ def _what(told: dict[str, Any]) -> str:
         return f"{who} raises where float32 does not{where}: {figures['raised'].rstrip('.')}."
     short = f"its gradient has {_db(figures['sqnr_db'])} SQNR against float32's, where {figures['dtype']} alone allows "
     short += f"{_db(figures['bound_db'])} on this step"
+    if told["healthy"] and figures["bound_db"] < _LITTLE_DB:
+        return (
+            f"Little can be told of {who}: {short}, which leaves next to nothing of a gradient. Diagnose a trained "
+            "checkpoint."
+        )
     if told["healthy"]:
         return f"{who} does this step no harm: {short}; more than 10 dB below that would be a finding."
+    if certain := [cause["where"] for cause in told["causes"] if cause["certain"]]:
+        return f"{who} does not train {', '.join(certain)} as it stands. With all parameters in float32 {short}."
     if figures["nonfinite"]:
         others = len(figures["nonfinite"]) - 1
         beside = f" and of {others} other module{'s' * (others > 1)}" if others else ""
@@ -74,12 +89,23 @@ def _who(told: dict[str, Any]) -> str:
     if not told["culprits"]:
         return "Nothing could be named: no part of the net explains it."
     first = told["culprits"][0]
-    reason = None if told["figures"] and told["figures"]["raised"] else _reason(first)
+    reason = _OF_SETTINGS.get(first["name"]) or (_raises(told, first) if _raised(told) else _reason(first))
     if not reason:  # nothing was measured of it: what was seen there
         says = [cause["says"] for cause in told["causes"] if cause["where"] == first["name"]]
         reason = says[0].rstrip(".") if says else None
     name = first["name"] or "the model itself"
     return f"To blame is {name}: {reason}." if reason else f"To blame is {name}."
+
+
+def _raised(told: dict[str, Any]) -> bool:
+    return bool(told["figures"] and told["figures"]["raised"])
+
+
+def _raises(told: dict[str, Any], first: dict[str, Any]) -> str | None:
+    module, op = told["figures"]["raised_in"] or ("", "")
+    if first["name"] == op:
+        return "it raises"
+    return f"{op} raises in it" if op and module == first["name"] else None
 
 
 def _reason(row: dict[str, Any]) -> str | None:
@@ -189,7 +215,7 @@ def _cells(told: dict[str, Any]) -> Iterable[tuple[str, list[str], list[list[str
         ]
         yield "Kept in float32, and how far below what the format allows", ["kept", "excess"], rows
     if told["causes"]:
-        rows = [[one["where"], one["says"], one["remedy"]] for one in told["causes"]]
+        rows = [[one["where"] or "-", one["says"], one["remedy"]] for one in told["causes"]]
         yield "Seen beside", ["where", "what", "remedy"], rows
     if told["proof"]:
         times = told["proof"]["times"] or {}
@@ -231,6 +257,9 @@ def _notes(told: dict[str, Any]) -> Iterable[str]:
                 f"{figures['noise_db']:.1f} dB SQNR against the other, and no arm is asked for more."
             )
     if told["emulated"]:
-        yield (f"Emulated on a CPU: the autocast policy of {told['target']} and its rounding, not its kernels.")
+        here = f" To train so on this machine, add precision.emulate={told['target']}." if told["cure"] else ""
+        yield f"Emulated on a CPU: the autocast policy of {told['target']} and its rounding, not its kernels.{here}"
     if proof and proof["not_timed"]:
-        yield f"Not timed, since {proof['not_timed']}. There: python scripts/benchmark.py with these arms."
+        arms = f"arms=[fp32,{told['arm']},{told['cure']['arm']}]"
+        there = f"python scripts/benchmark.py {shlex.quote(arms)}"
+        yield f"Not timed, since {proof['not_timed']}. There: {there}, with the other settings."
