@@ -203,7 +203,7 @@ def test_a_checkpoint_of_another_model_is_refused(diagnose, tmp_path):
     path = weights_of(tmp_path / "w.pt", None, "model.hidden=[16]")
     code, out, err, _ = diagnose(*FP16, *MLP, f"checkpoint={path}")
     assert (code, out) == (2, "")
-    assert err.startswith(f"precision-lab: trainer.init_from={path} is of another model: its layers.0.0.weight is [16,")
+    assert err.startswith(f"precision-lab: checkpoint={path} is of another model: its layers.0.0.weight is [16,")
 
 
 def test_a_checkpoint_is_the_weights_that_are_looked_at(diagnose, tmp_path):
@@ -441,7 +441,8 @@ SAID = {
         ),
         [
             None,
-            "To blame is precision.param_dtype.",
+            "To blame is precision.param_dtype: weights in low precision do not take up changes that are small beside "
+            "them.",
             "With precision.param_dtype=float32 precision.autocast_dtype=bfloat16 the gradient is within 2.0 dB of "
             "what the format allows.",
         ],
@@ -454,7 +455,8 @@ SAID = {
         ),
         [
             None,
-            "To blame is precision.grad_scaling.",
+            "To blame is precision.grad_scaling: gradients that are too small for float16 are flushed to zero, and a loss "
+            "scale saves them.",
             "With precision.grad_scaling=true the gradient is no worse than the number format allows.",
         ],
     ),

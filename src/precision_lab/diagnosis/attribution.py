@@ -14,6 +14,7 @@ import torch
 
 from precision_lab.diagnosis.local import LocalError, LocalErrors
 from precision_lab.diagnosis.patient import Kept, Outcome, Patient
+from precision_lab.emulation.lists import Cast, policy_of
 
 HURT_DB, RESTORED_DB, GAIN_DB = 10.0, 7.0, 10.0
 _LARGE = 0.25  # share of the modules that run beyond which a module is no answer where an operation is one
@@ -191,11 +192,18 @@ class _Search:
         return [Unit(name) for name in self.found.plain.nonfinite[:1] if name and not lost]
 
     def _one_operation(self, errors: LocalErrors) -> list[Unit] | None:
-        """The worst operation, if it is to blame in several modules and heals them all."""
+        """The worst operation, if it is to blame in several modules and heals them all.
+
+        Not one that low precision is there to speed up.
+        """
         rows = [row for row in sorted(errors.rows(), key=_badness, reverse=True) if self._grows(row)]
         op = rows[0].op if rows else ""
         several = len({row.module for row in rows if row.op == op}) > 1
-        return [Unit("", op)] if several and _keepable(op) and self._restores([Unit("", op)]) else None
+        sped_up = {
+            name.partition(".")[0] for name, cast in policy_of(self.patient.target).items() if cast is Cast.lower
+        }
+        fit = several and op not in sped_up and _keepable(op)
+        return [Unit("", op)] if fit and self._restores([Unit("", op)]) else None
 
     def _ranked(self, errors: LocalErrors) -> list[Unit]:
         """By what each loses itself: what overflows first, in the order of the step, then the largest errors."""

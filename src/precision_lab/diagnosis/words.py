@@ -89,10 +89,9 @@ def _who(told: dict[str, Any]) -> str:
     if not told["culprits"]:
         return "Nothing could be named: no part of the net explains it."
     first = told["culprits"][0]
-    reason = _OF_SETTINGS.get(first["name"]) or (_raises(told, first) if _raised(told) else _reason(first))
-    if not reason:  # nothing was measured of it: what was seen there
-        says = [cause["says"] for cause in told["causes"] if cause["where"] == first["name"]]
-        reason = says[0].rstrip(".") if says else None
+    seen = next((one["says"].rstrip(".") for one in told["causes"] if one["where"] == first["name"]), None)
+    measured = None if _raised(told) else _reason(first)
+    reason = _OF_SETTINGS.get(first["name"]) or measured or seen or (_raises(told, first) if _raised(told) else None)
     name = first["name"] or "the model itself"
     return f"To blame is {name}: {reason}." if reason else f"To blame is {name}."
 
