@@ -289,6 +289,8 @@ def keep_in_float32(model: nn.Module, patterns: list[str], device_type: str, ran
 
 
 def _with_forward(name: str, module: nn.Module) -> dict[str, nn.Module]:
+    if isinstance(module, torch.jit.ScriptModule):
+        raise InputError(f"precision.fp32_modules: {name} is a TorchScript module, which keeps its own dtypes.")
     if type(module).forward is not nn.Module.forward:
         return {name: module}
     found: dict[str, nn.Module] = {}

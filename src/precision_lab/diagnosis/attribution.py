@@ -171,7 +171,7 @@ class _Search:
             if errors.failed is None:
                 break
             unit = _unit(*errors.failed)
-            if unit is None or unit in base:
+            if unit is None or unit in base or not self._can_be_kept(unit):
                 break
             base.append(unit)
             if not self._outcome(base).raised and self._restores(base):
@@ -213,7 +213,11 @@ class _Search:
             unit = _unit(row.module, row.op)
             if unit is not None:
                 worst[unit] = max(worst.get(unit, (0, 0)), _badness(row))
-        return sorted(worst, key=worst.__getitem__, reverse=True)
+        return sorted(filter(self._can_be_kept, worst), key=worst.__getitem__, reverse=True)
+
+    def _can_be_kept(self, unit: Unit) -> bool:
+        """A TorchScript module keeps its own dtypes."""
+        return not isinstance(self.patient.model.get_submodule(unit.module), torch.jit.ScriptModule)
 
     def _blame(self, units: list[Unit], errors: LocalErrors) -> None:
         rows = errors.rows()
