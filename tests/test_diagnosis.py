@@ -3,6 +3,7 @@
 import gc
 import math
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -130,17 +131,36 @@ def times(factor):
     return task
 
 
-@pytest.mark.parametrize("factor", [1e-3, 1.0, 37.0, 1e4, 1e8])
-def test_the_loss_scale_is_one_that_leaves_gradients_finite(factor):
+@pytest.mark.parametrize("factor", [1e-3, 1.0, 37.0, 1e3])
+def test_the_loss_scale_is_the_first_that_leaves_gradients_finite(factor):
     one = patient(net(), "fp16", task=times(factor))
-    scale, outcome = one.first_scale(), one.arm()
-    assert math.frexp(scale)[0] == 0.5  # a power of two
-    assert scale * one.largest_gradient <= 65504 or scale == one.precision.min_scale
-    assert scale == one.precision.init_scale or 2 * scale * one.largest_gradient > 65504
-    if factor <= 1e4:
-        assert outcome.finite
-        assert one.excess(outcome) < 10
-    assert patient(net(), "bf16", task=times(factor)).first_scale() == 1
+    outcome, most = one.arm(), one.precision.init_scale
+    assert outcome.finite
+    assert one.excess(outcome) < 10
+    assert math.log2(outcome.scale).is_integer()
+    assert outcome.scale <= most
+    assert (outcome.scale < most) is (factor > 1)
+    if outcome.scale < most:
+        larger = replace(one.precision, init_scale=4 * outcome.scale, min_scale=4 * outcome.scale)
+        assert not one.under(larger).arm().finite
+    assert patient(net(), "bf16", task=times(factor)).arm().scale == 1
+
+
+@pytest.mark.parametrize(
+    ("factor", "precision", "setting"),
+    [
+        (1e-10, "fp16", "precision.init_scale"),
+        (1e-10, "fp16_unscaled", "precision.grad_scaling"),
+        (1e8, "fp16", "precision.min_scale"),
+    ],
+)
+def test_a_loss_too_small_or_too_large_for_its_scale_is_a_matter_of_the_scale(factor, precision, setting):
+    found = examined(net(), precision, task=times(factor))
+    assert found.culprits == [setting]
+    assert found.excess(found.healed) < 7
+    assert found.cure.init_scale == found.healed.scale
+    assert found.cure.grad_scaling
+    assert found.cure.fp32_modules == []
 
 
 @pytest.mark.parametrize(

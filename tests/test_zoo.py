@@ -26,7 +26,7 @@ def examined(case, model, seed=0):
 
 def allowed(units: int) -> float:
     """Passes for so many modules and operations that can be kept."""
-    return 5 + 3 * math.log2(units)
+    return 8 + 3 * math.log2(units)
 
 
 @pytest.mark.parametrize("name", zoo.FAULTY)
