@@ -455,8 +455,8 @@ SAID = {
         ),
         [
             None,
-            "To blame is precision.grad_scaling: gradients that are too small for float16 are flushed to zero, and a loss "
-            "scale saves them.",
+            "To blame is precision.grad_scaling: gradients that are too small for float16 are flushed to zero, and a "
+            "loss scale saves them.",
             "With precision.grad_scaling=true the gradient is no worse than the number format allows.",
         ],
     ),
