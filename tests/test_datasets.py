@@ -514,7 +514,7 @@ CONF_FILES = sorted([*CONF.glob("model/*.yaml"), *CONF.glob("dataset/*.yaml")])
 
 
 def test_all_configs_are_found():
-    assert len(CONF_FILES) == 8 + 10
+    assert len(CONF_FILES) == 9 + 10
 
 
 def read_config(path: Path) -> dict:
