@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from precision_lab.checkpoint import model_state
+from precision_lab.nested import tensors_in
 from precision_lab.probe.ledger import StepMemory, step_memory
 from precision_lab.probe.memory import cpu_step_peak, saved_activations, storage_id
 from precision_lab.sizes import GIB, MIB
@@ -26,7 +26,7 @@ def measure_memory(trainer: Trainer, batch: Any, compiled: bool) -> dict[str, fl
     trainer.model.train()
     figures = {}
     if not compiled:  # a compiled model would run eagerly beneath the instrument, and keep something else
-        saved = saved_activations(trainer.model, _forward(trainer, batch), exclude=_tensors_in(batch))
+        saved = saved_activations(trainer.model, _forward(trainer, batch), exclude=tensors_in(batch))
         figures["mem/saved_activations_mib"] = saved.activations_bytes / MIB
         figures["mem/saved_weight_casts_mib"] = saved.weight_casts_bytes / MIB
     if trainer.policy.device.type == "cpu":
@@ -82,7 +82,7 @@ def measured_step(trainer: Trainer, batches: Iterator[Any]) -> StepMemory:
 
 def checkpoint_bytes(trainer: Trainer) -> int:
     """Bytes of all that training keeps from step to step: parameters, buffers, optimizer state. Shared ones once."""
-    kept = _tensors_in([model_state(trainer.model), *trainer.optimizer.state.values()])
+    kept = tensors_in([model_state(trainer.model), *trainer.optimizer.state.values()])
     return sum({storage_id(t): t.untyped_storage().nbytes() for t in kept}.values())
 
 
@@ -92,13 +92,9 @@ def _by_kind(trainer: Trainer, batch: Any) -> dict[str, list[Tensor]]:
     return {
         "parameters": [*model.parameters(), *model.buffers()],
         "gradients": [p.grad for p in model.parameters() if p.grad is not None],
-        "optimizer_state": _tensors_in(list(trainer.optimizer.state.values())),
-        "batch": _tensors_in(batch),
+        "optimizer_state": tensors_in(list(trainer.optimizer.state.values())),
+        "batch": tensors_in(batch),
     }
-
-
-def _tensors_in(nested: Any) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(nested) if isinstance(leaf, Tensor)]
 
 
 def _forward(trainer: Trainer, batch: Any) -> Callable[[], Tensor]:

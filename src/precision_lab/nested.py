@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 
 def map_tensors(function: Callable[[Tensor], Any], value: Any) -> Any:
@@ -16,3 +17,8 @@ def map_tensors(function: Callable[[Tensor], Any], value: Any) -> Any:
         items = [map_tensors(function, item) for item in value]
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)  # a namedtuple's one by one
     return value
+
+
+def tensors_in(value: Any) -> list[Tensor]:
+    """The tensors anywhere in a nesting that torch knows, in its order."""
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]

@@ -10,7 +10,6 @@ held against its addends, where these are larger: that of a bias before a batch 
 """
 
 from bisect import bisect_right
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,16 +18,16 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
 
 from precision_lab.emulation.kernels import AutocastKernels
 from precision_lab.emulation.rounding import LOW, compute
+from precision_lab.nested import tensors_in
+from precision_lab.probe.ops import ALLOCATIONS, operation
 from precision_lab.probe.scopes import ModuleScopes, in_backward
 
 _SWEEP_EVERY = 64  # operations after which values are let go whose tensors are gone
-_NO_VALUES = frozenset(
-    {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "detach", "lift_fresh"}
-)
+_NO_VALUES = ALLOCATIONS | {"detach", "lift_fresh"}
 
 
 @dataclass
@@ -95,15 +94,15 @@ class LocalErrors(TorchDispatchMode):
         self._calls += 1
         if self._calls % _SWEEP_EVERY == 0:
             self._exact = {key: pair for key, pair in self._exact.items() if not pair[0].expired()}
-        name = func.name().removeprefix("aten::").split(".")[0]
-        known = any(self._key(t) in self._exact for t in _tensors((args, kwargs)))
+        name = operation(func)
+        known = any(self._key(t) in self._exact for t in tensors_in((args, kwargs)))
         if getattr(func, "is_view", False) or name in _NO_VALUES:
             return self._view(func, args, kwargs, known)
         if not known and not self._makes_low(args, kwargs):
             return func(*args, **kwargs)
         if torch.Tag.nondeterministic_seeded in func.tags:  # drawn once: two draws would be two dropouts
             result = func(*args, **kwargs)
-            for t in _tensors(result):
+            for t in tensors_in(result):
                 self._keep(t, t.float() if t.dtype in LOW else t.clone())
             return result
         if func._schema.is_mutable:
@@ -121,7 +120,7 @@ class LocalErrors(TorchDispatchMode):
         result = func(*args, **kwargs)
         if known:
             exact = func(*_exactly(self._values, args), **_exactly(self._values, kwargs))
-            for t, value in zip(_tensors(result), _tensors(exact), strict=True):
+            for t, value in zip(tensors_in(result), tensors_in(exact), strict=True):
                 self._keep(t, value)
         return result
 
@@ -131,13 +130,13 @@ class LocalErrors(TorchDispatchMode):
             for i, argument in enumerate(func._schema.arguments)
             if argument.alias_info is not None and argument.alias_info.is_write
         ]
-        written = list(_tensors(written))
+        written = list(tensors_in(written))
         for t in written:
             if self._key(t) not in self._exact:
                 self._keep(t, t.detach().float() if t.dtype in LOW else t.detach().clone())
             t.copy_(self._values(t))  # what float32 has there, as far as it can be stored
         own = {id(t): t for t in written}
-        others = {id(t): self._stored(t) for t in _tensors((args, kwargs)) if id(t) not in own}
+        others = {id(t): self._stored(t) for t in tensors_in((args, kwargs)) if id(t) not in own}
         func(*_exactly(self._values, args), **_exactly(self._values, kwargs))
         args, kwargs = tree_map_only(Tensor, lambda t: (own | others)[id(t)], (args, kwargs))
         result = func(*args, **kwargs)
@@ -147,7 +146,7 @@ class LocalErrors(TorchDispatchMode):
         return result
 
     def _compare(self, func: Any, args: tuple, exact: Any, local: Any) -> None:
-        for value, t in zip(_tensors(exact), _tensors(local), strict=True):
+        for value, t in zip(tensors_in(exact), tensors_in(local), strict=True):
             # where a shape depends on values, those of the arm are gone on with
             if value.shape != t.shape and t.dtype is not torch.uint8:
                 continue
@@ -156,7 +155,7 @@ class LocalErrors(TorchDispatchMode):
 
     def _summed(self, func: Any, args: tuple, exact: Tensor) -> Tensor | None:
         """What a backward adds up to a smaller gradient, such as that of a bias: where it cancels, nothing is lost."""
-        name = func.name().removeprefix("aten::").split(".")[0]
+        name = operation(func)
         if not in_backward() or not (name == "sum" or (name.endswith("backward") and exact.dim() == 1)):
             return None
         given = next((t for t in args if isinstance(t, Tensor) and t.is_floating_point()), None)
@@ -182,7 +181,7 @@ class LocalErrors(TorchDispatchMode):
 
     def _op(self, func: Any) -> str:
         """In a backward, the forward operation whose node is running: the first that found the counter beyond it."""
-        own = func.name().removeprefix("aten::").split(".")[0]
+        own = operation(func)
         node = torch._C._current_autograd_node()
         if node is None:
             return self._kernels.current or own
@@ -190,7 +189,7 @@ class LocalErrors(TorchDispatchMode):
         return self._made[place][1] if place < len(self._made) else own
 
     def _makes_low(self, args: tuple, kwargs: dict[str, Any]) -> bool:
-        return kwargs.get("dtype") in LOW or any(t.dtype in LOW for t in _tensors((args, kwargs)))
+        return kwargs.get("dtype") in LOW or any(t.dtype in LOW for t in tensors_in((args, kwargs)))
 
     def _values(self, t: Tensor) -> Tensor:
         """What float32 has in the place of `t`."""
@@ -238,7 +237,3 @@ def _power(exact: Tensor) -> Tensor:
 def _exactly(values: Any, nested: Any) -> Any:
     nested = tree_map_only(Tensor, values, nested)
     return tree_map_only(torch.dtype, lambda dtype: torch.float32 if dtype in LOW else dtype, nested)
-
-
-def _tensors(nested: Any) -> Iterable[Tensor]:
-    return (leaf for leaf in tree_leaves(nested) if isinstance(leaf, Tensor))

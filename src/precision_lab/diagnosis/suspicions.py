@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from precision_lab.diagnosis.causes import Cause
 from precision_lab.emulation.rounding import LOW
+from precision_lab.probe.ops import operation
 from precision_lab.probe.scopes import ModuleScopes, in_backward
 
 _KEEPS_FROM_ZERO = frozenset({"add", "sub", "rsub", "clamp", "clamp_min", "maximum"})
@@ -44,7 +45,7 @@ class Suspicions(TorchDispatchMode):
         kwargs = kwargs or {}
         if in_backward():
             return func(*args, **kwargs)
-        name = func.name().removeprefix("aten::").split(".")[0]
+        name = operation(func)
         self._before(name, args, kwargs)
         result = func(*args, **kwargs)
         if name == "sigmoid" or (name in _HANDS_ON and self._is_sigmoid(args[0])):

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
+from precision_lab.nested import tensors_in
 from precision_lab.probe.op_rows import OpRow
 from precision_lab.probe.scopes import ModuleScopes, in_backward
 from precision_lab.probe.trace import leaves_no_trace
@@ -24,7 +24,8 @@ from precision_lab.probe.trace import leaves_no_trace
 _ATEN = torch.ops.aten
 # Allocation and a view that its schema does not call one (`is_view` tells the others): no number
 # is computed here.
-_COMPUTE_NOTHING = frozenset({"_unsafe_view", "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"})
+ALLOCATIONS = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"})
+_COMPUTE_NOTHING = ALLOCATIONS | {"_unsafe_view"}
 _COPIES = frozenset({"_to_copy", "copy_"})
 # Functions that are one kernel on one device and several on another.
 _FUNCTIONS = {"scaled_dot_product_attention": "attention", "dropout": "dropout"}
@@ -94,8 +95,8 @@ class OpRecorder(TorchDispatchMode):
                 result = function(*args, **kwargs)
             given = self._given.setdefault((module, name), _Given())
             given.calls += 1
-            given.dtypes = tuple(dict.fromkeys((*given.dtypes, *_dtypes(_tensors(result)))))
-            given.nbytes += sum(map(_nbytes, _tensors((args, kwargs, result))))
+            given.dtypes = tuple(dict.fromkeys((*given.dtypes, *_dtypes(tensors_in(result)))))
+            given.nbytes += sum(map(_nbytes, tensors_in((args, kwargs, result))))
             return result
 
         return named
@@ -117,7 +118,7 @@ class OpRecorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        op = func.name().removeprefix("aten::").split(".")[0]
+        op = operation(func)
         try:
             result = func(*args, **kwargs)
         except Exception as error:
@@ -129,7 +130,7 @@ class OpRecorder(TorchDispatchMode):
         return result
 
     def _take(self, func: Any, op: str, args: tuple, kwargs: dict, result: Any) -> None:
-        read, written = _tensors((args, kwargs)), _tensors(result)
+        read, written = tensors_in((args, kwargs)), tensors_in(result)
         inputs, outputs = _dtypes(read), _dtypes(written)
         if not inputs and not outputs:
             return
@@ -170,8 +171,9 @@ def _as_one(sums: dict[tuple, list[Any]], module: str, given: _Given) -> dict[tu
     return made
 
 
-def _tensors(tree: Any) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+def operation(func: torch._ops.OpOverload) -> str:
+    """Its name in aten, without the overload."""
+    return func.name().removeprefix("aten::").split(".")[0]
 
 
 def _dtypes(tensors: list[Tensor]) -> tuple[str, ...]:
