@@ -14,7 +14,7 @@ ALL_FILES = [*FILES, ROOT / "train.py", *sorted((ROOT / "scripts").glob("*.py"))
 ALL_FILES += sorted((ROOT / "src" / "hydra_plugins").glob("*.py"))
 
 # What must answer before torch is loaded, or in a process without it.
-TORCH_FREE = ["config", "open_sets", "errors", "wording", "identity", "targets", "recorder", "tracking", "terminal"]
+TORCH_FREE = ["config", "open_sets", "errors", "wording", "identity", "targets", "recorder", "terminal"]
 TORCH_FREE += [
     "arm_schema",
     "settings",
@@ -32,9 +32,10 @@ TORCH_FREE += ["report.read", "report.compare", "report.warnings", "report.readi
 TORCH_FREE += ["report.stored", "report.loss", "report.verdict", "report.timed"]
 TORCH_FREE += ["report.curves", "report.drawing", "report.charts", "report.page"]
 TORCH_FREE += ["probe.op_rows", "probe.op_tables"]
+TORCH_FREE += ["tracking.mirror", "tracking.words", "tracking.of_folder"]
 TORCH_FREE += ["probe.predictions", "arguments", "ranges", "report.memory", "code", "streams", "sizes", "findings"]
 MAY_IMPORT = {
-    "wandb": {"tracking"},
+    "wandb": {"tracking.mirror"},
     "altair": {"report.drawing"},
     "vl_convert": {"report.drawing"},
     "jinja2": {"report.page"},
@@ -177,7 +178,7 @@ def test_a_package_is_imported_where_the_table_says(package):
 
 
 def test_wandb_is_imported_only_when_it_is_wanted():
-    assert "wandb" not in packages(MODULES["tracking"], whole=False)
+    assert "wandb" not in packages(MODULES["tracking.mirror"], whole=False)
 
 
 @pytest.mark.parametrize("path", ALL_FILES[len(FILES) :], ids=lambda path: path.name)

@@ -13,7 +13,7 @@ from torch import nn
 from torchvision.models import resnet18
 
 from own_code.training import CPU, policy_of, train, trainer_of
-from precision_lab import hardware, precision, tracking
+from precision_lab import hardware, precision
 from precision_lab.arm_schema import Target
 from precision_lab.assemble import build, resolve
 from precision_lab.config import ADDED, as_values, compose, load_precision, of_values

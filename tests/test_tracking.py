@@ -13,10 +13,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from precision_lab import tracking
+from precision_lab.tracking import mirror as tracking
 from precision_lab.config import ROOT, WandbConfig, WandbMode, compose
 from precision_lab.run import run
-from precision_lab.tracking import Mirror
+from precision_lab.tracking.mirror import Mirror
 
 INIT = dict(name="mlp_digits_bf16_s0_cpu_01234567", group="g", job_type="train", tags=["bf16"], config={"seed": 0})
 LOCAL_FILES = "the run folder is complete"

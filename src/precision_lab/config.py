@@ -32,7 +32,7 @@ MOST_WORKERS = 256
 MOST_GIB = 2.0**20
 NOT_IDENTITY = {"identity": False}
 # Fields that the configs of older runs lack, with what stands for their absence.
-ADDED = {"precision": {"fp32_ops": [], "emulate": None}, "probe": {"ranges": None}}
+ADDED = {"precision": {"fp32_ops": [], "emulate": None}, "probe": {"ranges": None}, "wandb": {"extras": []}}
 
 
 class DeviceType(Enum):
@@ -52,6 +52,8 @@ class WandbMode(Enum):
     disabled = "disabled"
 
 
+# What W&B gets of a run beside its numbers.
+Extra = Enum("Extra", ["memory", "op_map", "config", "checkpoint", "alert"])
 # What a sweep does after a failed job, with an arm that the machine cannot do, and with finished jobs.
 OnError = Enum("OnError", ["continue", "stop"])
 OnUnsupported = Enum("OnUnsupported", ["stop", "skip"])
@@ -151,11 +153,12 @@ class VerdictConfig:
 
 @dataclass
 class WandbConfig:
-    """Where the mirror of the run's numbers goes."""
+    """Where the mirror of the run's numbers goes, and what else goes there."""
 
     mode: WandbMode = MISSING
     project: str = MISSING
     group: str | None = MISSING
+    extras: list[Extra] = MISSING
 
     def __post_init__(self) -> None:
         require(

@@ -26,6 +26,8 @@ from precision_lab.redaction import redact, secrets_in
 from precision_lab.streams import lossy
 
 LOG = "train.log"
+ATTEMPTS = "attempts"
+LEDGER = "wandb.json"  # of what W&B has of the folder, over all attempts
 # The statuses that a sweep leaves as they are; of any other a run is missing, a dead process's `running` too.
 RESULTS = {"completed", "diverged", "out_of_memory"}
 STOPPED = {"running", "interrupted"}
@@ -63,6 +65,13 @@ class Claim:
 def outputs(asked: Config) -> Path:
     """`paths.outputs`, absolute: a user's code may change the working directory."""
     return Path(asked.paths.outputs).absolute()
+
+
+def outputs_above(folder: Path) -> Path:
+    """The outputs folder that a run's or a benchmark's folder lies in; the folder above it where there is none such."""
+    above = folder.absolute().parents
+    kinds = ("runs", "sweeps", "benchmarks")
+    return next((one.parent for one in reversed(above[:3]) if one.name in kinds and one.parent != one), above[0])
 
 
 def claim_single(asked: Config, device: str) -> Claim:
@@ -260,10 +269,10 @@ def held(folder: Path) -> bool:
 
 
 def set_aside(folder: Path) -> None:
-    """Move an earlier attempt's files to `attempts/<n>`; the log is continued. Raises CannotWrite."""
-    attempts = folder / "attempts"
+    """Move an earlier attempt's files to `attempts/<n>`; log and ledger are continued. Raises CannotWrite."""
+    attempts = folder / ATTEMPTS
     with writing(attempts):
-        left = [path for path in folder.iterdir() if path.name not in (LOG, attempts.name)]
+        left = [path for path in folder.iterdir() if path.name not in (LOG, LEDGER, attempts.name)]
         if left:
             attempts.mkdir(exist_ok=True)
             numbers = [int(path.name) for path in attempts.iterdir() if path.name.isdigit()]

@@ -29,7 +29,7 @@ from precision_lab.probe.ops import op_map
 from precision_lab.recorder import storable, write_whole
 from precision_lab.redaction import redact, secrets_in
 from precision_lab.settings import InspectOpsConfig
-from precision_lab.tracking import mirror_of
+from precision_lab.tracking.words import mirror_of
 
 COLUMNS = ["target", "kind", *(one.name for one in dataclasses.fields(OpRow))]  # of the table in W&B
 

@@ -49,6 +49,7 @@ METRICS = {
     "perf/step_ms_p50": Metric("ms", "lower"),
     "perf/step_ms_p95": Metric("ms", "lower"),
     "perf/elapsed_s": Metric("s by the wall clock that the run has taken, the time between attempts left out", None),
+    "perf/unix_s": Metric("s since 1970, at the log point", None),
     "perf/measured_steps": Metric("steps that the step times are of", None),
     "perf/samples_per_s": Metric("samples/s", "higher"),
     "perf/data_wait_share": Metric("share of the step time the host waited for data", "lower"),
@@ -123,13 +124,14 @@ class Recorder:
         owner = {"host": platform.node(), "pid": os.getpid(), "started": self._started}
         self._write_json("status.json", {"status": status, **owner, "updated": time.time(), **details})
 
-    def log(self, step: int, values: Mapping[str, float | None]) -> None:
-        """Append one line. A non-finite value is null there, and named under `nonfinite`."""
+    def log(self, step: int, values: Mapping[str, float | None]) -> dict[str, float | None]:
+        """Append one line and return its values. One not finite is null there, and named under `nonfinite`."""
         self.learn(values)
         self._check_names(values)
-        elapsed = {"perf/elapsed_s": round(self.elapsed_s(), 3)}
-        line = json.dumps({"train/step": step, **elapsed, **finite(values)}, allow_nan=False) + "\n"
-        append(self.folder / "metrics.jsonl", line.encode())
+        clocks = {"perf/elapsed_s": round(self.elapsed_s(), 3), "perf/unix_s": round(time.time(), 3)}
+        line = {"train/step": step, **clocks, **values}
+        append(self.folder / "metrics.jsonl", (json.dumps(finite(line), allow_nan=False) + "\n").encode())
+        return line
 
     def learn(self, names: Iterable[str]) -> None:
         """Know the metrics of validation among these, stated or not: a task measures what it likes."""
@@ -157,12 +159,9 @@ class Recorder:
         self._elapsed_before = position["elapsed_s"]
 
     def logged(self) -> Iterator[dict[str, Any]]:
-        """`train/step` and the values of each call of `log` that metrics.jsonl holds, also by earlier attempts."""
+        """What each call of `log` returned, also in earlier attempts, as metrics.jsonl holds it."""
         for text in (self.folder / "metrics.jsonl").read_text().splitlines():
-            line = json.loads(text)
-            del line["perf/elapsed_s"]
-            bad = {name: float(value) for name, value in line.pop("nonfinite", {}).items()}
-            yield line | bad
+            yield restored(json.loads(text))
 
     def best(self, before: Mapping[str, float | None], values: Mapping[str, float]) -> dict[str, float | None]:
         """The best finite values of validation up to now."""
@@ -219,6 +218,13 @@ def finite(values: Mapping[str, float | None]) -> dict[str, Any]:
         if bad:
             nonfinite[key] = str(value)
     return result | ({"nonfinite": nonfinite} if nonfinite else {})
+
+
+def restored(line: Mapping[str, Any]) -> dict[str, Any]:
+    """What `finite` made a line of metrics.jsonl of, NaN and infinity as such."""
+    told = line.get("nonfinite")
+    bad = {name: value for name in told if (value := number_in(line, name)) is not None} if told else {}
+    return {name: value for name, value in line.items() if name != "nonfinite"} | bad
 
 
 def number_in(values: Mapping[str, Any], key: str) -> float | None:

@@ -39,7 +39,8 @@ from precision_lab.resume import about, go_on
 from precision_lab.seeds import derive, generator_states, restore_generators, seed_globals
 from precision_lab.stops import Stops, Terminated
 from precision_lab.terminal import BUSY, bar, summary_lines, what_went_wrong
-from precision_lab.tracking import Mirror, mirror_of
+from precision_lab.tracking.of_folder import FolderMirror
+from precision_lab.tracking.words import mirror_of_run
 from precision_lab.trainer import BETWEEN_STEPS, EVALUATION, Progress, Trainer, evaluate, is_eval_point
 
 
@@ -119,7 +120,7 @@ class _Run:
         self.memory: dict[str, Any] | None = None
         self.unreadable: Callable[[], list[str]] = list  # files of the data, up to now
         self.lost: OutOfMemory | None = None
-        self.mirror: Mirror | None = None
+        self.mirror: FolderMirror | None = None
 
     def to_the_end(self) -> int:
         """Run and return the exit code; every way out leaves status.json and result.json."""
@@ -154,7 +155,7 @@ class _Run:
         if not self.taken_over:  # what was stopped can still go on, once what is wrong is mended
             log.error("not gone on with: %s", reason)
             if self.mirror:
-                self.mirror.finish(status, redact(reason, self.secrets), {})
+                self.mirror.finish(status, redact(reason, self.secrets))
             return code or 1
         if self.lost and self.training:  # out here nothing holds the failed step's tensors
             self.lost = self.lost.with_what_fits(self.trainer, self.ready)
@@ -178,7 +179,7 @@ class _Run:
         for note in self.resolved.notes:
             log.info(note)
         log.info("%s -> %s", identity.title(self.asked), self.recorder.folder)
-        self.mirror = mirror_of(self.asked, self.resolved.device.type, self.environment, self.secrets)
+        self.mirror = mirror_of_run(self.asked, self.environment, self.secrets, self.claim.folder)
         self._take(self.parts or build(self.resolved))
         self.parts = None
         for note in self.ready.notes:
@@ -362,9 +363,9 @@ class _Run:
             log.warning("memory could not be measured: %s: %s", type(error).__name__, str(error).split("\n")[0])
 
     def _log(self, readings: dict[str, float]) -> None:
-        self.recorder.log(self.progress.step, readings)
+        line = self.recorder.log(self.progress.step, readings)
         if self.mirror:
-            self.mirror.log({"train/step": self.progress.step, **readings})
+            self.mirror.log(line)
         self.found.final |= readings
         self.found.best = self.recorder.best(self.found.best, readings)
 
@@ -405,5 +406,5 @@ class _Run:
         if wrong := what_went_wrong(progress.nonfinite(), status == "diverged", self.recorder.folder):
             log.info(wrong)
         if self.mirror:
-            self.mirror.finish(status, reason, self.recorder.summary(found.final, found.best))
+            self.mirror.finish(status, reason)
             self.recorder.status(status, reason=reason, step=done, wandb=self.mirror.state)

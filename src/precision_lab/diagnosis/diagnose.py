@@ -32,7 +32,7 @@ from precision_lab.redaction import redact, secrets_in
 from precision_lab.seeds import derive, seed_globals
 from precision_lab.settings import DiagnoseConfig
 from precision_lab.targets import raised, refusal
-from precision_lab.tracking import mirror_of
+from precision_lab.tracking.words import mirror_of
 
 SCHEMA_VERSION = 1
 _SHOWN = 20  # operations whose own error is kept

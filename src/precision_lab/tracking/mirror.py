@@ -1,7 +1,7 @@
-"""The W&B mirror of a run: the same numbers, never able to stop or slow training. No torch.
+"""One W&B run as it is written: the same numbers, never able to stop or slow training. No torch.
 
-The only module that imports wandb, and only when it is not disabled. Any failure is one warning;
-from then on the mirror is `degraded` and silent. The local files are complete without it.
+Imports wandb only when it is not disabled. Any failure is one warning; from then on the mirror is `degraded` and
+silent. The local files are complete without it.
 """
 
 import contextlib
@@ -14,30 +14,33 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from precision_lab import folders, identity, open_sets
-from precision_lab.config import Config, WandbConfig, WandbMode, as_values
-from precision_lab.redaction import redact
+from precision_lab.config import WandbConfig, WandbMode
 
 log = logging.getLogger("precision_lab")
 
 # Seconds that W&B is told to keep to, and those after which it is left behind because it did not.
 INIT_TIMEOUT, FINISH_TIMEOUT = 8, 8
-PATIENCE = {"init": 12, "log": 5, "finish": 12, "teardown": 3}
+PATIENCE = {"init": 12, "log": 5, "file": 60, "finish": 12, "teardown": 3}
 # A call costs some 14 ms where W&B's process slept before, 1 ms where it did not (0.31, two cores): log points are
 # handed over together, so often at most and so many at once.
 SEND_EVERY_S, SEND_AT = 10, 100
 
 
 class Mirror:
-    """One W&B run. `state` is its mode, or `degraded` once anything failed."""
+    """One W&B run. `state` is its mode, or `degraded` once anything failed; `id` is None until it has begun."""
 
-    def __init__(self, asked: WandbConfig, folder: Path, **init: Any):
-        """W&B's files go to `folder`/wandb, shared by all runs of a project, so that one viewer sees them all."""
+    def __init__(self, asked: WandbConfig, folder: Path, slack: float = 1, **init: Any):
+        """W&B's files go to `folder`/wandb, shared by all runs of a project, so that one viewer sees them all.
+
+        `slack` times as long as usual is waited for a server, where no training has to go on.
+        """
         self.state = asked.mode.name
+        self.id: str | None = None
+        self.url: str | None = None
+        self._slack = slack
         self._wandb: Any = None  # the module, once it is imported
         self._run: Any = None
         self._worker: _Worker | None = None
@@ -64,7 +67,7 @@ class Mirror:
             settings=wandb.Settings(
                 init_timeout=INIT_TIMEOUT,
                 login_timeout=1,  # a prompt nobody answers
-                finish_timeout=FINISH_TIMEOUT,
+                finish_timeout=FINISH_TIMEOUT * self._slack,
                 finish_timeout_raises=True,
                 console="off",
                 silent=True,
@@ -72,14 +75,17 @@ class Mirror:
             ),
             **init,
         )
-        self._run.define_metric("*", step_metric="train/step")  # our own step: W&B's restarts at 0 on a resume
+        self.id, self.url = self._run.id, self._run.url  # an agent's run has the id that its server gave
+        # Our own step: W&B's restarts at 0 on a resume. Not synced: a table's row would repeat the last point's.
+        self._run.define_metric("*", step_metric="train/step", step_sync=False)
+        self._run.define_metric("perf/unix_s", hidden=True)
 
-    def log(self, values: Mapping[str, Any]) -> None:
-        """Take one log point's values, `train/step` among them; W&B gets them now or with later ones."""
+    def log(self, line: Mapping[str, Any]) -> None:
+        """Take one log point as metrics.jsonl has it; W&B gets it now or with later ones, under its own time."""
         if self._worker is None:
             return
         due = time.monotonic() >= self._send_next
-        self._unsent.append(dict(values) if due else {**values, "_timestamp": time.time()})
+        self._unsent.append({**line, "_timestamp": line["perf/unix_s"]})
         if due or len(self._unsent) >= SEND_AT:
             self._try("log", self._send)
             self._send_next = time.monotonic() + SEND_EVERY_S
@@ -90,9 +96,36 @@ class Mirror:
 
     def table(self, name: str, columns: list[str], rows: list[list[Any]]) -> None:
         """Hand over one table, a row a list of plain values."""
-        self._try(
-            "log", lambda: self._run.log({name: self._wandb.Table(columns=columns, data=rows, allow_mixed_types=True)})
-        )
+        self._show("log", name, lambda: self._wandb.Table(columns=columns, data=rows, allow_mixed_types=True))
+
+    def picture(self, name: str, path: Path) -> None:
+        """Hand over an image."""
+        self._show("file", name, lambda: self._wandb.Image(str(path)))
+
+    def page(self, name: str, html: str) -> None:
+        """Hand over a page, to be looked at beside the charts."""
+        self._show("file", name, lambda: self._wandb.Html(html, inject=False))
+
+    def _show(self, what: str, name: str, made: Callable[[], Any]) -> None:
+        def hand_over() -> None:
+            self._send()  # log points come before what was found after them
+            self._run.log({name: made()})
+
+        self._try(what, hand_over)
+
+    def artifact(self, name: str, kind: str, path: Path) -> None:
+        """Hand over a file that stays where it is: it is read from there when it is uploaded."""
+
+        def hand_over() -> None:
+            artifact = self._wandb.Artifact(name, type=kind)
+            artifact.add_file(str(path), policy="immutable")
+            self._run.log_artifact(artifact)
+
+        self._try("file", hand_over)
+
+    def alert(self, title: str, text: str) -> None:
+        """Tell those who asked W&B to be told."""
+        self._try("log", lambda: self._run.alert(title, text, level=self._wandb.AlertLevel.WARN))
 
     def finish(self, status: str, reason: str | None, summary: Mapping[str, Any]) -> None:
         """Hand over the summary and close; W&B shows a run that is not completed as failed, `status` tells why."""
@@ -110,7 +143,7 @@ class Mirror:
         if self._worker is None:
             return
         try:
-            self._worker.do(action, PATIENCE[what])
+            self._worker.do(action, PATIENCE[what] * self._slack)
         except (Exception, SystemExit) as error:
             self._degrade(what, error)
 
@@ -123,48 +156,13 @@ class Mirror:
         another.end()
         text = str(error).strip().split("\n")[0].replace("<no message>", "refused by the server")
         if isinstance(error, TimeoutError):
-            text = f"no answer to {what} in {PATIENCE[what]} s"
+            text = f"no answer to {what} in {PATIENCE[what] * self._slack:g} s"
         log.warning("W&B stopped (%s: %s); nothing else does, the run folder is complete.", type(error).__name__, text)
 
     def _leave(self) -> None:
         if self._worker:
             self._worker.end()
         self._worker = None
-
-
-def mirror_of(
-    asked: Config, device: str, environment: dict[str, Any], secrets: list[str], job_type: str = "train"
-) -> Mirror:
-    """The mirror of a run, with the words by which W&B groups and filters it."""
-    signature = identity.experiment_signature(asked)
-    words = {
-        "group": asked.wandb.group or (f"{asked.name}-{signature}" if asked.name else signature),
-        "tags": [asked.precision.name, device, *["emulated"] * bool(asked.precision.emulate), *asked.tags],
-        "config": _mirror_config(asked, environment),
-    }
-    return Mirror(
-        replace(asked.wandb, project=redact(asked.wandb.project, secrets)),
-        folders.outputs(asked),
-        name=("" if job_type == "train" else f"{job_type}_") + identity.slug(asked, device),
-        job_type=job_type,
-        **redact(words, secrets),
-    )
-
-
-def _mirror_config(asked: Config, environment: dict[str, Any]) -> dict[str, Any]:
-    """The config for W&B: what runs are filtered by stands at the top level, under plain names."""
-    flat = {
-        "precision": identity.arm_label(asked.precision),
-        "emulate": asked.precision.emulate and asked.precision.emulate.name,
-        "model": open_sets.label(asked.model),
-        "dataset": open_sets.label(asked.dataset),
-        "device_name": environment["fingerprint"]["model"],
-        "seed": asked.seed,
-        "compile": asked.device.compile,
-        "torch_version": environment["versions"]["torch"],
-        "git_sha": environment["git"]["sha"],
-    }
-    return flat | {"config": as_values(asked)}
 
 
 class _Worker:
