@@ -17,13 +17,13 @@ import tempfile
 import time
 from pathlib import Path
 
-from precision_lab.tracking import mirror as tracking
 from precision_lab.config import compose
 from precision_lab.entry import exit_code
 from precision_lab.errors import InputError
 from precision_lab.recorder import METRICS
 from precision_lab.sweep.child import Order
 from precision_lab.sweep.launch import CHILD
+from precision_lab.tracking import mirror as tracking
 from precision_lab.tracking.mirror import Mirror
 
 BARE = [sys.executable, "-c", "import torch, torchvision"]

@@ -11,6 +11,7 @@ import fcntl
 import json
 import math
 import os
+import re
 import stat
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -68,10 +69,17 @@ def outputs(asked: Config) -> Path:
 
 
 def outputs_above(folder: Path) -> Path:
-    """The outputs folder that a run's or a benchmark's folder lies in; the folder above it where there is none such."""
+    """The outputs folder that a run's or a benchmark's folder lies in; the one above it where it lies elsewhere."""
     above = folder.absolute().parents
-    kinds = ("runs", "sweeps", "benchmarks")
-    return next((one.parent for one in reversed(above[:3]) if one.name in kinds and one.parent != one), above[0])
+    names = [one.name for one in above]
+    if names[:1] == ["benchmarks"] and names[2:3] == ["sweeps"]:
+        return above[3]
+    return above[2] if names[1:2] and names[1] in ("runs", "sweeps", "benchmarks") else above[0]
+
+
+def slug_of(folder: Path) -> str:
+    """The slug that a run's folder is named by, without the time in a single run's."""
+    return re.sub(r"^\d\d-\d\d-\d\d-\d{6}_", "", folder.name)
 
 
 def claim_single(asked: Config, device: str) -> Claim:
@@ -87,12 +95,12 @@ def claim_single(asked: Config, device: str) -> Claim:
     for folder in sorted(runs.glob(f"*/*_{slug}"), reverse=True) if may_go_on else []:
         if read_status(folder).get("status") in STOPPED and any(folder.glob("checkpoints/step_*.pt")):
             with suppress(Busy, InputError):  # it is being run: this one is another
-                claim = _claimed(folder)
+                claim = hold(folder)
                 if claim.stopped:  # still: whoever ran it may have come to the end just now
                     return claim
                 claim.log.close()
     now = datetime.now()
-    return _claimed(_made(runs / f"{now:%Y-%m-%d}" / f"{now:%H-%M-%S-%f}_{slug}"))
+    return hold(_made(runs / f"{now:%Y-%m-%d}" / f"{now:%H-%M-%S-%f}_{slug}"))
 
 
 def check_named(asked: Config) -> None:
@@ -132,7 +140,7 @@ def _check_stopped(path: Path, status: str | None) -> None:
 def _named(path: Path) -> Claim:
     folder = _folder_of(path)
     try:
-        claim = _claimed(folder)
+        claim = hold(folder)
     except Busy as error:
         raise InputError(f"trainer.resume={path}: another process is running it.") from error
     try:
@@ -143,8 +151,8 @@ def _named(path: Path) -> Claim:
     return replace(claim, named=True, checkpoint=None if path.is_dir() else path)
 
 
-def _claimed(folder: Path) -> Claim:
-    """Raises Busy, or InputError where that is not possible."""
+def hold(folder: Path) -> Claim:
+    """Take hold of a run's folder as it is. Raises Busy, or InputError where that is not possible."""
     try:
         log = open_log(folder)
     except OSError as error:
@@ -232,7 +240,7 @@ def claim(folder: Path, rerun: Rerun, fingerprint: dict[str, Any], asked_at: flo
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise _cannot_be_made(folder, error) from error
-    claim = _claimed(folder)
+    claim = hold(folder)
     try:
         since = read_status(folder).get("updated", 0.0) > asked_at
         status = finished(folder, Rerun.never if since else rerun, fingerprint)

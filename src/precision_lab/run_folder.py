@@ -17,22 +17,34 @@ MOST_VALUES = 10_000  # of a config
 
 def config_of(folder: Path) -> Config:
     """What the run was asked to do. InputError where the folder holds none that can be used here."""
+    path, values = folder / "config.yaml", values_of(folder)
+    secret = "[redacted]" in str(values)
+    require(not secret, f"{path} has a secret left out, without which the run cannot be made again.")
+    return typed_config(values, str(path))
+
+
+def typed_config(values: dict[str, Any], source: str) -> Config:
+    """Of a run's stored values. InputError where `source` holds no such."""
+    trainer = values.get("trainer")
+    if isinstance(trainer, dict) and isinstance(trainer.get("resume"), str):
+        # a checkpoint that the run went on from need not be there any more
+        values = values | {"trainer": trainer | {"resume": "auto"}}
+    return of_values(values, source)
+
+
+def values_of(folder: Path) -> dict[str, Any]:
+    """What config.yaml holds, secrets left out. InputError where there is none that can be read."""
     path = folder / "config.yaml"
     require(os.path.isdir(folder), f"{folder} is not a folder; name a run's.")
     try:
-        text = read_file(path).decode()
-        values = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        values = yaml.load(read_file(path).decode(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     except OSError as error:
         raise InputError(f"{path} cannot be read ({error.strerror}); name a run's folder.") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise InputError(f"{path} is damaged and cannot be read.") from error
     require(isinstance(values, dict), f"{path} holds no config of a run.")
     require(_values_in(values) < MOST_VALUES, f"{path} is damaged: it is no config of a run.")
-    require("[redacted]" not in text, f"{path} has a secret left out, without which the run cannot be made again.")
-    trainer = values.get("trainer")
-    if isinstance(trainer, dict) and isinstance(trainer.get("resume"), str):
-        trainer["resume"] = "auto"  # a checkpoint that the run went on from need not be there any more
-    return of_values(values, str(path))
+    return values
 
 
 def _values_in(values: Any) -> int:

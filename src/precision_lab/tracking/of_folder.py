@@ -57,7 +57,7 @@ class FolderMirror:
         config = words.pop("config") | {"folder": place, "replaces": replaces}
         self.mirror = Mirror(asked, outputs, slack, config=config, **words)
         self.ledger = Ledger(self.mirror.id, self.state, url=self.mirror.url, replaces=replaces)
-        if self.mirror.id:
+        if self.mirror.id or replaces:  # what W&B had of the folder is not what it holds any more
             self._keep()
 
     @property

@@ -14,11 +14,13 @@ from precision_lab.tracking.of_folder import FolderMirror
 def words_of(
     config: dict[str, Any], arm: str, experiment: str, environment: dict[str, Any], device: str
 ) -> dict[str, Any]:
-    """Group, tags and config, from a config's plain values. What runs are filtered by stands at the top, under plain names.
+    """Group, tags and config, from a config's plain values: what runs are filtered by stands at the top.
 
-    `experiment` is the signature; `environment` needs fingerprint, versions, git and host.
+    `experiment` is the signature; `environment` needs fingerprint, versions, git and host. An older version's config
+    may lack the rest.
     """
     precision, name = config["precision"], config.get("name")
+    group = (config.get("wandb") or {}).get("group")
     emulate = precision.get("emulate")
     flat = {
         "precision": arm,
@@ -28,14 +30,14 @@ def words_of(
         "device_name": environment["fingerprint"].get("model"),
         "host": environment["host"],
         "seed": config["seed"],
-        "compile": config["device"]["compile"],
+        "compile": (config.get("device") or {}).get("compile"),
         "torch_version": environment["versions"]["torch"],
         "git_sha": environment["git"]["sha"],
         "experiment_signature": experiment,
     }
     return {
-        "group": config["wandb"]["group"] or (f"{name}-{experiment}" if name else experiment),
-        "tags": [precision["name"], device, *["emulated"] * bool(emulate), *config["tags"]],
+        "group": group or (f"{name}-{experiment}" if name else experiment),
+        "tags": [precision["name"], device, *["emulated"] * bool(emulate), *(config.get("tags") or [])],
         "config": flat | {"config": config},
     }
 
