@@ -28,6 +28,8 @@ from precision_lab.run import run
 from precision_lab.sweep.survey import survey
 from precision_lab.task import Classification, LanguageModel
 from precision_lab.torture import compared
+from precision_lab.tracking import of_folder
+from precision_lab.tracking.words import mirror_of_run
 from test_resume import attempt, killed
 
 LOW = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -396,17 +398,27 @@ def test_a_sweep_takes_emulated_arms_for_supported(tmp_path):
     assert [arm_label(answer.precision) for answer in answers] == ["bf16[emulate=cuda]", "fp16[emulate=cuda]"]
 
 
-def test_wandb_can_tell_emulated_runs_from_others(monkeypatch):
+def test_wandb_can_tell_emulated_runs_from_others(monkeypatch, tmp_path):
     given = []
-    monkeypatch.setattr(tracking, "Mirror", lambda asked, folder, **init: given.append(init))
-    environment = {"fingerprint": {"model": "Xeon"}, "versions": {"torch": "2"}, "git": {"sha": None}}
+
+    class Mirror:
+        state, id, url = "offline", None, None
+
+        def __init__(self, asked, outputs, slack, **init):
+            given.append(init)
+
+    monkeypatch.setattr(of_folder, "Mirror", Mirror)
+    machine = {"device": "cpu", "model": "Xeon"}
+    environment = {"fingerprint": machine, "versions": {"torch": "2"}, "git": {"sha": None}, "host": "here"}
     for words in ([], ["precision.emulate=mps"]):
-        tracking.mirror_of(compose([*TINY, "precision=fp16", *words]), "cpu", environment, [])
+        asked = compose([*TINY, "precision=fp16", f"paths.outputs={tmp_path}", *words])
+        mirror_of_run(asked, environment, [], tmp_path / "runs" / "day" / "one")
     native, emulation = given
     assert (native["tags"], native["config"]["emulate"]) == (["fp16", "cpu"], None)
     assert (emulation["tags"], emulation["config"]["emulate"]) == (["fp16", "cpu", "emulated"], "mps")
     assert emulation["config"]["precision"] == "fp16[emulate=mps]"
     assert "_fp16-emulated_" in emulation["name"]
+    assert (emulation["config"]["host"], emulation["config"]["folder"]) == ("here", "runs/day/one")
 
 
 # --- what was stored before there was emulation --------------------------------------------------------------

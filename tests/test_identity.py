@@ -34,7 +34,7 @@ NOT_THE_EXPERIMENT = {
         "probe.ranges",
         "wandb.mode",
         "wandb.project",
-        "wandb.group",
+        "wandb.group", "wandb.extras",
         "paths.root",
         "paths.outputs",
         "paths.data",

@@ -7,11 +7,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from precision_lab import run as run_module
+from precision_lab import inspection
 from precision_lab.assemble import assemble, make_trainer, resolve, training_batches
 from precision_lab.config import compose
 from precision_lab.inspection import measure_memory, peak_by_kind
 from precision_lab.probe.ledger import KINDS, Ledger, StepMemory, allocator_counter, by_counter, step_memory
+from precision_lab.run import run
 
 CPU = torch.device("cpu")
 MODELS = {
@@ -203,7 +204,7 @@ def test_a_counter_that_is_missing_or_counts_nothing_is_replaced_by_samples(monk
 
 def results(tmp_path, *words: str):
     own = ["experiment=smoke", "precision=bf16", "device=cpu", "device.threads=1", "wandb.mode=disabled", *words]
-    assert run_module.run(compose([*own, f"paths.outputs={tmp_path}"])) == 0
+    assert run(compose([*own, f"paths.outputs={tmp_path}"])) == 0
     (path,) = tmp_path.glob("runs/*/*/result.json")
     return json.loads(path.read_text())
 
@@ -219,7 +220,7 @@ def test_a_run_keeps_its_memory_by_kind_and_its_losses_are_those_without(tmp_pat
 
 
 def test_a_ledger_that_fails_costs_the_run_nothing_else(tmp_path, monkeypatch):
-    monkeypatch.setattr(run_module, "peak_by_kind", lambda trainer, batch: 1 / 0)
+    monkeypatch.setattr(inspection, "peak_by_kind", lambda trainer, batch: 1 / 0)
     made = results(tmp_path)
     assert (made["status"], made["memory"]) == ("completed", None)
     assert made["summary"]["final/mem_peak_allocated_gib"] > 0

@@ -6,6 +6,7 @@ import math
 import os
 import re
 import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,7 @@ def test_a_logged_line_comes_back(rec):
     rec.log(100, {"train/loss": 1e-300})
     first, second = lines(rec)
     assert first.pop("perf/elapsed_s") >= 0
+    assert abs(first.pop("perf/unix_s") - time.time()) < 60
     assert first == {
         "train/step": 50,
         "train/loss": 0.30000000000000004,

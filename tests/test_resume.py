@@ -262,14 +262,14 @@ def test_a_run_that_is_being_run_is_left_alone(tmp_path):
 def test_a_run_that_ends_while_another_looks_for_one_is_not_gone_on_with(tmp_path, monkeypatch):
     first = killed(tmp_path / "outputs")
     asked = compose([*MLP, *WORDS, f"paths.outputs={tmp_path / 'outputs'}"])
-    claimed = folders._claimed
+    claimed = folders.hold
 
     def too_late(folder):
         (folder / "status.json").write_text('{"status": "completed"}')
         return claimed(folder)
 
     with monkeypatch.context() as patched:
-        patched.setattr(folders, "_claimed", too_late)
+        patched.setattr(folders, "hold", too_late)
         claim = folders.claim_single(asked, "cpu")
     claim.log.close()
     assert claim.folder != first.folder
@@ -849,18 +849,16 @@ def test_the_mirror_of_a_run_that_went_on_holds_all_its_points(tmp_path):
     words = [*told(tmp_path / "order", "TERM"), "wandb.mode=offline"]
     assert [typed(tmp_path, *words).returncode for _ in range(2)] == [143, 0]
     (folder,) = tmp_path.glob("outputs/runs/*/*")
-    logs = list(tmp_path.glob("outputs/wandb/offline-run-*/run-*.wandb"))
-    assert len(logs) == 2  # an attempt each
-    points = {}
-    for log in logs:
-        told_to_wandb = records(log)
-        items = [record["history"]["item"] for record in told_to_wandb if record["type"] == "history"]
-        points[told_to_wandb[-1]["exit"]["exit_code"]] = [
-            {key: value for key, value in item.items() if not key.startswith("_")} for item in items
-        ]
-    local = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    assert points[0] == [{key: value for key, value in line.items() if key != "perf/elapsed_s"} for line in local]
-    assert [item["train/step"] for item in points[0]] == [2, 4, 6, 8, 10, 12]
+    (log,) = tmp_path.glob("outputs/wandb/offline-run-*/run-*.wandb")
+    (first,) = folder.glob("attempts/wandb/offline-run-*/run-*.wandb")  # the attempt that was stopped, set aside
+    assert records(first)[-1]["exit"]["exit_code"] == 1
+    told_to_wandb = records(log)
+    assert told_to_wandb[-1]["exit"]["exit_code"] == 0
+    items = [record["history"]["item"] for record in told_to_wandb if record["type"] == "history"]
+    points = [{key: value for key, value in item.items() if not key.startswith("_")} for item in items]
+    assert points == [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [item["_timestamp"] for item in items] == [point["perf/unix_s"] for point in points]
+    assert [point["train/step"] for point in points] == [2, 4, 6, 8, 10, 12]
 
 
 # --- scripts/torture.py ------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from precision_lab import inspection
 from precision_lab import run as run_module
 from precision_lab.config import ROOT, compose
 from precision_lab.errors import InputError
@@ -440,7 +441,7 @@ def test_memory_that_cannot_be_measured_does_not_spoil_the_run(monkeypatch, tmp_
     def gone(ready):
         raise OSError("the disk is gone")
 
-    monkeypatch.setattr(run_module, "training_batches", gone)  # after training: those to train on are there by then
+    monkeypatch.setattr(inspection, "training_batches", gone)
     asked = compose(["precision=fp32", *TINY, "probe.memory=true", "device=cpu", f"paths.outputs={tmp_path}"])
     assert run_module.run(asked) == 0
     (folder,) = tmp_path.glob("runs/*/*")

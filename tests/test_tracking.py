@@ -13,9 +13,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from precision_lab.tracking import mirror as tracking
 from precision_lab.config import ROOT, WandbConfig, WandbMode, compose
 from precision_lab.run import run
+from precision_lab.tracking import mirror as tracking
 from precision_lab.tracking.mirror import Mirror
 
 INIT = dict(name="mlp_digits_bf16_s0_cpu_01234567", group="g", job_type="train", tags=["bf16"], config={"seed": 0})
@@ -23,13 +23,14 @@ LOCAL_FILES = "the run folder is complete"
 
 
 def asked(mode):
-    return WandbConfig(WandbMode[mode], "precision-lab", None)
+    return WandbConfig(WandbMode[mode], "precision-lab", None, [])
 
 
 class Wandb:
     """A stand-in for the package: records every call, and fails where it is told to."""
 
     Settings = staticmethod(lambda **settings: settings)
+    id, url = "an-id", None
 
     def __init__(self, fails=()):
         self.fails, self.calls = fails, []
@@ -96,8 +97,8 @@ def test_disabled_never_imports_wandb(monkeypatch, tmp_path, warnings_of):
 
 def test_loading_the_module_does_not_load_wandb(tmp_path):
     code = (
-        "import sys; from pathlib import Path; from precision_lab.tracking import *; "
-        f"Mirror(WandbConfig(WandbMode.disabled, 'p', None), Path({str(tmp_path)!r})); "
+        "import sys; from pathlib import Path; from precision_lab.tracking.mirror import *; "
+        f"Mirror(WandbConfig(WandbMode.disabled, 'p', None, []), Path({str(tmp_path)!r})); "
         "sys.exit(bool({'wandb', 'torch'} & set(sys.modules)))"
     )
     environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
@@ -117,9 +118,9 @@ def test_a_whole_disabled_run_never_imports_wandb(monkeypatch, tmp_path):
 def test_what_wandb_is_given(wandb, tmp_path):
     stand_in = wandb()
     mirror = Mirror(asked("offline"), tmp_path / "outputs", **INIT)
-    mirror.log({"train/step": 50, "train/loss": 0.5})
+    mirror.log({"train/step": 50, "train/loss": 0.5, "perf/unix_s": 7.5})
     mirror.finish("completed", None, {"final/val_loss": 0.25})
-    assert stand_in.names() == ["init", "define_metric", "log", "summary", "finish", "teardown"]
+    assert stand_in.names() == ["init", "define_metric", "define_metric", "log", "summary", "finish", "teardown"]
     given = stand_in.calls[0][2]
     assert {key: given[key] for key in ("project", "mode", "dir", "name", "group", "tags", "config")} == {
         "project": "precision-lab",
@@ -133,10 +134,11 @@ def test_what_wandb_is_given(wandb, tmp_path):
     assert settings["finish_timeout"] < patience["finish"]
     assert settings["finish_timeout_raises"] is True  # else a run that was not handed over would look as if it were
     assert sum(tracking.PATIENCE[what] for what in ("init", "finish", "teardown")) <= 30
-    assert stand_in.calls[1] == ("define_metric", ("*",), {"step_metric": "train/step"})
-    assert stand_in.calls[2] == ("log", ({"train/step": 50, "train/loss": 0.5},), {})  # no step=
-    assert stand_in.calls[3][1][0] == {"final/val_loss": 0.25, "status": "completed", "reason": ""}
-    assert mirror.state == "offline"
+    assert stand_in.calls[1] == ("define_metric", ("*",), {"step_metric": "train/step", "step_sync": False})
+    line = {"train/step": 50, "train/loss": 0.5, "perf/unix_s": 7.5, "_timestamp": 7.5}
+    assert stand_in.calls[3] == ("log", (line,), {})  # no step=
+    assert stand_in.calls[4][1][0] == {"final/val_loss": 0.25, "status": "completed", "reason": ""}
+    assert (mirror.state, mirror.id, mirror.url) == ("offline", "an-id", None)
 
 
 def test_two_attempts_have_two_ids(wandb, tmp_path, monkeypatch):
@@ -173,10 +175,10 @@ def test_the_end_of_a_run_is_told(wandb, tmp_path, status, code):
 
 def test_values_logged_are_a_copy(wandb, tmp_path):
     stand_in = wandb()
-    values = {"train/loss": 1.0}
+    values = {"train/loss": 1.0, "perf/unix_s": 3.0}
     Mirror(asked("offline"), tmp_path, **INIT).log(values)
-    assert stand_in.calls[-1][1][0] == values
-    assert stand_in.calls[-1][1][0] is not values
+    assert stand_in.calls[-1][1][0] == values | {"_timestamp": 3.0}
+    assert "_timestamp" not in values
 
 
 def test_every_call_is_made_in_one_thread_beside_the_run_s(wandb, tmp_path, monkeypatch):
@@ -186,7 +188,7 @@ def test_every_call_is_made_in_one_thread_beside_the_run_s(wandb, tmp_path, monk
     mirror = Mirror(asked("offline"), tmp_path, **INIT)
     mirror.log({})
     mirror.finish("completed", None, {})
-    assert len(threads) == 6
+    assert len(threads) == 7
     (thread,) = set(threads)
     assert thread is not threading.current_thread()
     thread.join(5)
@@ -197,26 +199,29 @@ def test_log_points_are_handed_over_together_each_with_its_time(wandb, tmp_path,
     """W&B's process sleeps between two of them, and to wake it costs more than to tell it."""
     stand_in, now = wandb(), [100.0]
     monkeypatch.setattr(tracking.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(tracking.time, "time", lambda: 1e9 + now[0])
     mirror = Mirror(asked("offline"), tmp_path, **INIT)
 
+    def log(step):
+        mirror.log({"train/step": step, "perf/unix_s": 1e9 + step})
+
     def sent():
-        return [args[0] for name, args, _ in stand_in.calls if name == "log"]
+        lines = [args[0] for name, args, _ in stand_in.calls if name == "log"]
+        assert all(line["_timestamp"] == line["perf/unix_s"] == 1e9 + line["train/step"] for line in lines)
+        return [line["train/step"] for line in lines]
 
     for now[0] in (100.0, 103.0, 109.9):
-        mirror.log({"train/step": now[0]})
-    assert sent() == [{"train/step": 100.0}]  # the first at once: a run is seen to have begun
+        log(now[0])
+    assert sent() == [100.0]  # the first at once: a run is seen to have begun
     now[0] = 110.0
-    mirror.log({"train/step": 110.0})
-    late = [{"train/step": step, "_timestamp": 1e9 + step} for step in (103.0, 109.9)]
-    assert sent() == [{"train/step": 100.0}, *late, {"train/step": 110.0}]
+    log(110.0)
+    assert sent() == [100.0, 103.0, 109.9, 110.0]
     for now[0] in range(111, 111 + tracking.SEND_AT):
-        mirror.log({"train/step": now[0]})
+        log(now[0])
         now[0] = 111.5  # no time passes
     assert len(sent()) == 4 + tracking.SEND_AT
-    mirror.log({"train/step": 7})
+    log(7)
     mirror.finish("completed", None, {})
-    assert sent()[-1]["train/step"] == 7
+    assert sent()[-1] == 7
     assert stand_in.names()[-4:] == ["log", "summary", "finish", "teardown"]
 
 
@@ -245,7 +250,7 @@ def test_a_failure_is_one_warning_and_then_silence(wandb, tmp_path, warnings_of,
 @pytest.mark.parametrize("hanging", ["init", "define_metric", "log", "finish", "teardown", "init teardown"])
 def test_a_call_that_hangs_is_left_behind(wandb, tmp_path, monkeypatch, warnings_of, hanging):
     stand_in = wandb()
-    patience = {"init": 0.21, "log": 0.22, "finish": 0.23, "teardown": 0.24}
+    patience = {"init": 0.21, "log": 0.22, "finish": 0.23, "teardown": 0.24, "file": 0.25}
     assert set(patience) == set(tracking.PATIENCE)
     monkeypatch.setattr(tracking, "PATIENCE", patience)
     over, begun = threading.Event(), []
@@ -283,9 +288,9 @@ def test_a_call_that_hangs_does_not_keep_the_process(tmp_path):
         "import time\nSettings = dict\ndef init(**_): time.sleep(60)\ndef teardown(): time.sleep(60)\n"
     )
     code = (
-        "from pathlib import Path; from precision_lab import tracking; "
+        "from pathlib import Path; from precision_lab.tracking import mirror as tracking; "
         "tracking.PATIENCE = dict.fromkeys(tracking.PATIENCE, 0.1); "
-        "asked = tracking.WandbConfig(tracking.WandbMode.online, 'p', None); "
+        "asked = tracking.WandbConfig(tracking.WandbMode.online, 'p', None, []); "
         f"print(tracking.Mirror(asked, Path({str(tmp_path / 'outputs')!r}), name='n').state)"
     )
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT / "src")])}

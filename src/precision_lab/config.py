@@ -211,6 +211,8 @@ class Config:
         ranges.texts("tags", self.tags)
         open_sets.check({group: getattr(self, group) for group in open_sets.NAMES})
         ranges.not_compiled("probe.ranges", self.probe.ranges is not None, self.device.compile)
+        op_map = Extra.op_map in self.wandb.extras
+        ranges.not_compiled("wandb.extras=[op_map]", op_map, self.device.compile)
         self._check_replaced_autocast()
         stated = load_precision(self.precision.name)
         if self.precision.name == "auto":

@@ -1,20 +1,57 @@
-"""One training step looked at for the memory it takes."""
+"""One training step looked at for the memory it takes, and what is measured once a training is over."""
 
 import dataclasses
 import itertools
+import json
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from precision_lab.assemble import Assembly, Resolved, training_batches
 from precision_lab.checkpoint import model_state
+from precision_lab.config import Extra
+from precision_lab.logs import log
 from precision_lab.nested import tensors_in
+from precision_lab.op_maps import COLUMNS, rows_of_a_step, table_rows
 from precision_lab.probe.ledger import StepMemory, step_memory
 from precision_lab.probe.memory import cpu_step_peak, saved_activations, storage_id
+from precision_lab.recorder import write_whole
 from precision_lab.sizes import GIB, MIB
 from precision_lab.task import Task
 from precision_lab.trainer import Trainer
+
+
+def measure_afterwards(
+    trainer: Trainer, ready: Assembly, resolved: Resolved, folder: Path, found: dict[str, float | None]
+) -> dict[str, Any] | None:
+    """Put the figures of memory into `found`, keep the op map in `folder` if it is wanted, return the peak by kind.
+
+    It trains: to be called after all that counts. The run is complete without it: what fails is a warning.
+    """
+    asked, what, by_kind = ready.asked, "memory", None
+    try:
+        batches = training_batches(ready)
+        if asked.probe.memory:
+            found |= measure_memory(trainer, batch := next(batches), asked.device.compile)
+            by_kind = None if asked.device.compile else peak_by_kind(trainer, batch)
+        if Extra.op_map in asked.wandb.extras:
+            what = "the op map"
+            _keep_op_map(trainer, next(batches), resolved, folder)
+    except Exception as error:
+        log.warning("%s could not be measured: %s: %s", what, type(error).__name__, str(error).split("\n")[0])
+    return by_kind
+
+
+def _keep_op_map(trainer: Trainer, batch: Any, resolved: Resolved, folder: Path) -> None:
+    """As the table that W&B gets of it: `probe/op_map.json`."""
+    emulate = resolved.asked.precision.emulate
+    target, kind = (emulate.name, "predicted") if emulate else (trainer.policy.device.type, "real")
+    rows = table_rows(target, kind, rows_of_a_step(trainer, batch, resolved, target))
+    (folder / "probe").mkdir(exist_ok=True)
+    write_whole(folder / "probe" / "op_map.json", json.dumps({"columns": COLUMNS, "rows": rows}) + "\n")
 
 
 def measure_memory(trainer: Trainer, batch: Any, compiled: bool) -> dict[str, float]:

@@ -30,6 +30,7 @@ from precision_lab.recorder import storable, write_whole
 from precision_lab.redaction import redact, secrets_in
 from precision_lab.settings import InspectOpsConfig
 from precision_lab.tracking.words import mirror_of
+from precision_lab.trainer import Trainer
 
 COLUMNS = ["target", "kind", *(one.name for one in dataclasses.fields(OpRow))]  # of the table in W&B
 
@@ -117,9 +118,14 @@ def _compared_with_real(asked: Config, made: OpMap) -> OpMap:
 def _rows(resolved: Resolved, target: str) -> tuple[list[OpRow], list[str]]:
     """The map, and the notes of what was built for it."""
     ready = assemble(resolved)
-    trainer, batch = make_trainer(ready), next(training_batches(ready))
-    trainer.model.train()
+    rows = rows_of_a_step(make_trainer(ready), next(training_batches(ready)), resolved, target)
+    return rows, ready.notes
+
+
+def rows_of_a_step(trainer: Trainer, batch: Any, resolved: Resolved, target: str) -> list[OpRow]:
+    """The map of a step on `batch`, which is not taken. InputError for what the step raises."""
     policy = trainer.policy
+    trainer.model.train()
 
     def forward() -> Tensor:
         with policy.autocast():
@@ -130,6 +136,7 @@ def _rows(resolved: Resolved, target: str) -> tuple[list[OpRow], list[str]]:
         with WideArithmetic() if slow else nullcontext(), policy.arithmetic():
             rows = op_map(trainer.model, forward, fused=target != policy.device.type)
         policy.check_float32()
+        return rows
     except InputError:
         raise
     except Exception as error:  # the model's or the task's
@@ -139,7 +146,6 @@ def _rows(resolved: Resolved, target: str) -> tuple[list[OpRow], list[str]]:
         raise InputError(f"{label} on {target}: the step raised {type(error).__name__}{where}: {told}.") from error
     finally:
         release()
-    return rows, ready.notes
 
 
 def _label(asked: Config) -> str:
@@ -195,9 +201,14 @@ def _written(asked: Config, maps: list[OpMap], secrets: list[str]) -> list[Path]
 def _mirror(asked: Config, maps: list[OpMap], secrets: list[str]) -> None:
     environment = redact(environment_of(torch.device("cpu")), secrets)
     mirror = mirror_of(asked, maps[0].target, environment, secrets, job_type="inspect")
-    rows = [[one.target, one.kind, *map(_plain, dataclasses.astuple(row))] for one in maps for row in one.rows]
+    rows = [row for one in maps for row in table_rows(one.target, one.kind, one.rows)]
     mirror.table("op_map", COLUMNS, rows)
     mirror.finish("completed", None, {})
+
+
+def table_rows(target: str, kind: str, rows: list[OpRow]) -> list[list[Any]]:
+    """A map as plain values, by COLUMNS."""
+    return [[target, kind, *map(_plain, dataclasses.astuple(row))] for row in rows]
 
 
 def _plain(value: Any) -> Any:

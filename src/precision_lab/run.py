@@ -28,7 +28,7 @@ from precision_lab.environment import environment_of
 from precision_lab.errors import InputError
 from precision_lab.findings import Findings
 from precision_lab.fitting import OutOfMemory, hold_to_budget
-from precision_lab.inspection import measure_memory, peak_by_kind
+from precision_lab.inspection import measure_afterwards
 from precision_lab.loading import WorkerDied
 from precision_lab.logs import log, logging_to
 from precision_lab.meter import Meter
@@ -350,17 +350,9 @@ class _Run:
         for sentence in watch.predictions():
             log.info(sentence)
         self.progress.end(self.found.final["val/loss_fp32"])
-        if asked.probe.memory and not self.progress.diverged:
-            self._measure_memory()
-
-    def _measure_memory(self) -> None:
-        try:
-            batch = next(training_batches(self.ready))
-            self.found.final |= measure_memory(self.trainer, batch, self.asked.device.compile)
-            if not self.asked.device.compile:
-                self.memory = peak_by_kind(self.trainer, batch)
-        except Exception as error:  # the run is complete without it
-            log.warning("memory could not be measured: %s: %s", type(error).__name__, str(error).split("\n")[0])
+        if not self.progress.diverged:
+            folder, final = self.claim.folder, self.found.final
+            self.memory = measure_afterwards(trainer, self.ready, self.resolved, folder, final)
 
     def _log(self, readings: dict[str, float]) -> None:
         line = self.recorder.log(self.progress.step, readings)

@@ -85,7 +85,7 @@ class Mirror:
         if self._worker is None:
             return
         due = time.monotonic() >= self._send_next
-        self._unsent.append({**line, "_timestamp": line["perf/unix_s"]})
+        self._unsent.append({"_timestamp": line.get("perf/unix_s", time.time()), **line})
         if due or len(self._unsent) >= SEND_AT:
             self._try("log", self._send)
             self._send_next = time.monotonic() + SEND_EVERY_S
