@@ -12,7 +12,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from precision_lab.config import ROOT, Extra, WandbMode
+from precision_lab.config import ROOT, Extra, WandbConfig, WandbMode
 from precision_lab.entry import exit_code, print_what_can_be
 from precision_lab.errors import InputError
 from precision_lab.tracking.refill import Wish, refill
@@ -40,6 +40,8 @@ def wish_of(asked: argparse.Namespace) -> Wish:
     if unknown:
         raise InputError(f"--extras {unknown[0]} is none; valid are {', '.join(Extra.__members__)}.")
     extras = None if names is None else [Extra[name] for name in names]
+    if asked.project is not None:
+        WandbConfig(WandbMode[mode], asked.project, None, [])  # which says what is wrong with it
     return Wish(WandbMode[mode], asked.project, extras, asked.again)
 
 

@@ -155,7 +155,7 @@ class _Run:
         if not self.taken_over:  # what was stopped can still go on, once what is wrong is mended
             log.error("not gone on with: %s", reason)
             if self.mirror:
-                self.mirror.finish(status, redact(reason, self.secrets))
+                self.mirror.abandon(status, redact(reason, self.secrets))
             return code or 1
         if self.lost and self.training:  # out here nothing holds the failed step's tensors
             self.lost = self.lost.with_what_fits(self.trainer, self.ready)

@@ -32,15 +32,18 @@ SEND_EVERY_S, SEND_AT = 10, 100
 class Mirror:
     """One W&B run. `state` is its mode, or `degraded` once anything failed; `id` is None until it has begun."""
 
-    def __init__(self, asked: WandbConfig, folder: Path, slack: float = 1, **init: Any):
+    def __init__(self, asked: WandbConfig, folder: Path, slack: float = 1, upload_s: float = 0, **init: Any):
         """W&B's files go to `folder`/wandb, shared by all runs of a project, so that one viewer sees them all.
 
-        `slack` times as long as usual is waited for a server, where no training has to go on.
+        `slack` times as long as usual is waited for a server, where no training has to go on, and at the end
+        `upload_s` more for files.
         """
         self.state = asked.mode.name
         self.id: str | None = None
         self.url: str | None = None
-        self._slack = slack
+        self._finish_timeout = FINISH_TIMEOUT * slack + upload_s
+        self._patience = {what: seconds * slack for what, seconds in PATIENCE.items()}
+        self._patience["finish"] += upload_s
         self._wandb: Any = None  # the module, once it is imported
         self._run: Any = None
         self._worker: _Worker | None = None
@@ -67,7 +70,7 @@ class Mirror:
             settings=wandb.Settings(
                 init_timeout=INIT_TIMEOUT,
                 login_timeout=1,  # a prompt nobody answers
-                finish_timeout=FINISH_TIMEOUT * self._slack,
+                finish_timeout=self._finish_timeout,
                 finish_timeout_raises=True,
                 console="off",
                 silent=True,
@@ -143,7 +146,7 @@ class Mirror:
         if self._worker is None:
             return
         try:
-            self._worker.do(action, PATIENCE[what] * self._slack)
+            self._worker.do(action, self._patience[what])
         except (Exception, SystemExit) as error:
             self._degrade(what, error)
 
@@ -152,11 +155,11 @@ class Mirror:
         self._leave()
         another = _Worker()  # the first one may hang
         with contextlib.suppress(Exception, SystemExit):  # else W&B waits for its server when the process ends
-            another.do(lambda: self._wandb.teardown(), PATIENCE["teardown"])
+            another.do(lambda: self._wandb.teardown(), self._patience["teardown"])
         another.end()
         text = str(error).strip().split("\n")[0].replace("<no message>", "refused by the server")
         if isinstance(error, TimeoutError):
-            text = f"no answer to {what} in {PATIENCE[what] * self._slack:g} s"
+            text = f"no answer to {what} in {self._patience[what]:g} s"
         log.warning("W&B stopped (%s: %s); nothing else does, the run folder is complete.", type(error).__name__, text)
 
     def _leave(self) -> None:

@@ -18,6 +18,7 @@ from precision_lab.sizes import MIB
 from precision_lab.tracking.mirror import Mirror
 
 RECORD = "result_json"  # the summary's key for the text of result.json or benchmark.json: all that a comparison needs
+UPLOAD_S = 600  # that a checkpoint may take
 ALERTED = {"diverged", "failed", "out_of_memory"}
 
 
@@ -45,6 +46,12 @@ def ledger_of(folder: Path) -> Ledger:
     return Ledger()
 
 
+def memory_rows(result: dict[str, Any]) -> list[list[Any]]:
+    """(phase, kind, MiB) of what a run's peak was made of, as far as its result tells."""
+    memory = result.get("memory")
+    return [[memory["phase"], kind, nbytes / MIB] for kind, nbytes in memory["by_kind"].items()] if memory else []
+
+
 class FolderMirror:
     """Writes it. No failure stops anything: `state` is the mode of W&B, or `degraded`."""
 
@@ -55,7 +62,8 @@ class FolderMirror:
         replaces = [*earlier.replaces, *([earlier.id] if earlier.id else [])]
         place = folder.relative_to(outputs).as_posix() if folder.is_relative_to(outputs) else folder.name
         config = words.pop("config") | {"folder": place, "replaces": replaces}
-        self.mirror = Mirror(asked, outputs, slack, config=config, **words)
+        upload_s = UPLOAD_S if Extra.checkpoint in asked.extras else 0
+        self.mirror = Mirror(asked, outputs, slack, upload_s, config=config, **words)
         self.ledger = Ledger(self.mirror.id, self.state, url=self.mirror.url, replaces=replaces)
         if self.mirror.id or replaces:  # what W&B had of the folder is not what it holds any more
             self._keep()
@@ -85,12 +93,15 @@ class FolderMirror:
             self._keep()
             self._set_aside_what_is_replaced()
 
+    def abandon(self, status: str, reason: str | None) -> None:
+        """Close what nothing came of: the folder's own run is as it was, and W&B does not have it whole."""
+        self.mirror.finish(status, reason, {})
+
     def _hand_over_extras(self, told: dict[str, Any]) -> None:
         extras, name = self.asked.extras, self.mirror.id
-        memory, op_map = told.get("memory"), read_json(self.folder / "probe" / "op_map.json")
-        if Extra.memory in extras and memory:
-            rows = [[memory["phase"], kind, nbytes / MIB] for kind, nbytes in memory["by_kind"].items()]
+        if Extra.memory in extras and (rows := memory_rows(told)):
             self.mirror.table("memory_at_peak", ["phase", "kind", "mib"], rows)
+        op_map = read_json(self.folder / "probe" / "op_map.json")
         if Extra.op_map in extras and op_map:
             self.mirror.table("op_map", op_map["columns"], op_map["rows"])
         if Extra.config in extras and (path := self.folder / "config.yaml").is_file():

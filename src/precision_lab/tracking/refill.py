@@ -16,8 +16,8 @@ from precision_lab.config import Extra, WandbConfig, WandbMode
 from precision_lab.errors import InputError
 from precision_lab.recorder import STATUSES, restored
 from precision_lab.run_folder import log_points, typed_config, values_of
-from precision_lab.tracking.of_folder import FolderMirror, ledger_of
 from precision_lab.tracking import words as w
+from precision_lab.tracking.of_folder import FolderMirror, ledger_of, memory_rows
 
 BENCHMARK = "benchmark.json"
 SLACK = 5  # times the patience of a training, which waits for nobody
@@ -122,6 +122,7 @@ def _run(folder: Path, wish: Wish) -> Told:
             arm, experiment = identity.arm_label(typed.precision), identity.experiment_signature(typed)
         words = w.words_of(config, arm, experiment, environment, environment["fingerprint"]["device"])
         asked = _asked(config, wish)
+        memory_rows(result), dict(result.get("summary", {}))  # as they will be handed over
     except (KeyError, TypeError, AttributeError, ValueError, InputError) as error:
         raise _LeftOut(f"its files do not tell what was run ({type(error).__name__}: {error})") from error
     lines = [_timed(restored(line), state.get("started")) for line in log_points(folder)]
