@@ -32,12 +32,21 @@ SEND_EVERY_S, SEND_AT = 10, 100
 class Mirror:
     """One W&B run. `state` is its mode, or `degraded` once anything failed; `id` is None until it has begun."""
 
-    def __init__(self, asked: WandbConfig, folder: Path, slack: float = 1, upload_s: float = 0, **init: Any):
+    def __init__(
+        self,
+        asked: WandbConfig,
+        folder: Path,
+        slack: float = 1,
+        upload_s: float = 0,
+        complete: str = "the run folder is complete",
+        **init: Any,
+    ):
         """W&B's files go to `folder`/wandb, shared by all runs of a project, so that one viewer sees them all.
 
         `slack` times as long as usual is waited for a server, where no training has to go on, and at the end
-        `upload_s` more for files.
+        `upload_s` more for files. `complete` says in a warning what is there without W&B.
         """
+        self._complete = complete
         self.state = asked.mode.name
         self.id: str | None = None
         self.url: str | None = None
@@ -101,9 +110,9 @@ class Mirror:
         """Hand over one table, a row a list of plain values."""
         self._show("log", name, lambda: self._wandb.Table(columns=columns, data=rows, allow_mixed_types=True))
 
-    def picture(self, name: str, path: Path) -> None:
-        """Hand over an image."""
-        self._show("file", name, lambda: self._wandb.Image(str(path)))
+    def picture(self, name: str, path: Path, caption: str | None = None) -> None:
+        """Hand over an image, which W&B copies."""
+        self._show("file", name, lambda: self._wandb.Image(str(path), caption=caption))
 
     def page(self, name: str, html: str) -> None:
         """Hand over a page, to be looked at beside the charts."""
@@ -160,7 +169,7 @@ class Mirror:
         text = str(error).strip().split("\n")[0].replace("<no message>", "refused by the server")
         if isinstance(error, TimeoutError):
             text = f"no answer to {what} in {self._patience[what]:g} s"
-        log.warning("W&B stopped (%s: %s); nothing else does, the run folder is complete.", type(error).__name__, text)
+        log.warning("W&B stopped (%s: %s); nothing else does, %s.", type(error).__name__, text, self._complete)
 
     def _leave(self) -> None:
         if self._worker:
