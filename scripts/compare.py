@@ -1,9 +1,11 @@
-"""Put the runs below some folders side by side, an arm a row, and write comparison.md, .csv and .json.
+"""Put the runs of some folders or of W&B side by side, an arm a row, and write comparison.md, .csv and .json.
 
 python scripts/compare.py                                     all runs in outputs
 python scripts/compare.py outputs/sweeps/demo --sort speed_ratio
 python scripts/compare.py --where model=cnn --where seed=0,1 --reference bf16
 python scripts/compare.py --html report.html --price-per-hour 2.5     a page with charts, and what a run costs
+python scripts/compare.py "wandb:team/project?precision=bf16,fp32"    a team's runs, from W&B
+python scripts/compare.py wandb-offline:outputs/wandb outputs/sweeps  W&B's files here, and folders beside them
 """
 
 import argparse
@@ -21,11 +23,12 @@ from precision_lab.recorder import CannotWrite, write_whole
 from precision_lab.report import files, render
 from precision_lab.report.compare import SORTS, compare
 from precision_lab.report.read import read
+from precision_lab.report.sources import KINDS, Source, source_of
 
 
 def main(words: list[str]) -> int:
     parser = argparse.ArgumentParser(description="Runs side by side, from their result.json.")
-    parser.add_argument("folders", nargs="*", type=Path, metavar="DIR", help="where runs lie (default: outputs)")
+    parser.add_argument("sources", nargs="*", metavar="SOURCE", help=f"where runs are (default: outputs); {KINDS}")
     parser.add_argument("--reference", default="fp32", metavar="ARM", help="compare with this arm (default: fp32)")
     only = "only runs of that value, or of several: seed=0,1; any key of a config will do"
     parser.add_argument("--where", action="append", default=[], metavar="KEY=VALUE", help=only)
@@ -34,22 +37,27 @@ def main(words: list[str]) -> int:
     parser.add_argument("--html", metavar="FILE", help="write a page with charts, too; it needs no network")
     parser.add_argument("--price-per-hour", metavar="PRICE", help="of this hardware: the page tells what a run costs")
     asked = parser.parse_args(words)
-    folders = asked.folders or [ROOT / "outputs"]
-    return exit_code(lambda: report(asked, folders))
+    return exit_code(lambda: report(asked, [source_of(text) for text in asked.sources or [ROOT / "outputs"]]))
 
 
-def shared(folders: list[Path]) -> Path:
-    """The folder that holds them all."""
+def shared(sources: list[Source]) -> Path:
+    """The folder that holds all that lies here; one of its own for a W&B project alone."""
+    folders = [source.folder for source in sources if source.folder]
+    if not folders:
+        if len(sources) > 1:
+            raise InputError(f"{', '.join(one.text for one in sources)}: name a folder for the files with --into.")
+        project = sources[0].project
+        return ROOT / "outputs" / "comparisons" / f"{project.entity}_{project.project}"
     into = Path(os.path.commonpath(map(os.path.abspath, folders)))
     if into == Path(into.anchor):
         raise InputError(f"{', '.join(map(str, folders))}: nothing is written to {into}; name a folder with --into.")
     return folders[0] if len(folders) == 1 else into
 
 
-def report(asked: argparse.Namespace, folders: list[Path]) -> int:
+def report(asked: argparse.Namespace, sources: list[Source]) -> int:
     html = page_file(asked.html)
-    price, into = price_of(asked), asked.into or shared(folders)
-    found = read(folders, asked.where)
+    price, into = price_of(asked), asked.into or shared(sources)
+    found = read([source.text for source in sources], asked.where, ROOT / "outputs" / "cache" / "wandb")
     comparisons = compare(found, asked.reference, asked.sort)
     written = {
         into / "comparison.md": files.markdown(comparisons, found),

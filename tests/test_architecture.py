@@ -29,13 +29,15 @@ TORCH_FREE += [
     "sweep.view",
 ]
 TORCH_FREE += ["report.read", "report.compare", "report.warnings", "report.reading", "report.render", "report.files"]
+TORCH_FREE += ["report.sources"]
 TORCH_FREE += ["report.stored", "report.loss", "report.verdict", "report.timed"]
 TORCH_FREE += ["report.curves", "report.drawing", "report.charts", "report.page"]
 TORCH_FREE += ["probe.op_rows", "probe.op_tables"]
 TORCH_FREE += ["tracking.mirror", "tracking.words", "tracking.of_folder"]
+TORCH_FREE += ["tracking.runs", "tracking.inspector", "tracking.server"]
 TORCH_FREE += ["probe.predictions", "arguments", "ranges", "report.memory", "code", "streams", "sizes", "findings"]
 MAY_IMPORT = {
-    "wandb": {"tracking.mirror"},
+    "wandb": {"tracking.mirror", "tracking.server"},
     "altair": {"report.drawing"},
     "vl_convert": {"report.drawing"},
     "jinja2": {"report.page"},
@@ -177,8 +179,9 @@ def test_a_package_is_imported_where_the_table_says(package):
     assert {name for name, path in MODULES.items() if package in packages(path)} == MAY_IMPORT[package]
 
 
-def test_wandb_is_imported_only_when_it_is_wanted():
-    assert "wandb" not in packages(MODULES["tracking.mirror"], whole=False)
+@pytest.mark.parametrize("name", sorted(MAY_IMPORT["wandb"]))
+def test_wandb_is_imported_only_when_it_is_wanted(name):
+    assert "wandb" not in packages(MODULES[name], whole=False)
 
 
 @pytest.mark.parametrize("path", ALL_FILES[len(FILES) :], ids=lambda path: path.name)

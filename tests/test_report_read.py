@@ -9,7 +9,7 @@ import pytest
 
 from made_up import H100, put, result
 from precision_lab.errors import InputError
-from precision_lab.report import read as module
+from precision_lab.report import sources as module
 from precision_lab.report.read import read
 
 

@@ -140,16 +140,21 @@ def kind_of_step(compiled: bool, with_data: bool) -> str:
 
 
 def load(folder: str) -> tuple[Benchmark | None, str]:
-    """(the benchmark, "") or (None, why it is no use)."""
+    """(the benchmark in a folder, "") or (None, why it is no use)."""
     try:
         with open(os.path.join(folder, FILE), "rb") as file:
-            told, problem = object_in(file.read(), FILE)
+            return parsed(folder, file.read())
     except OSError as error:
         return None, f"{FILE} cannot be read ({error.strerror})"
+
+
+def parsed(place: str, text: bytes | str) -> tuple[Benchmark | None, str]:
+    """(the benchmark that a text tells of, "") or (None, why it is no use)."""
+    told, problem = object_in(text, FILE)
     if problem := problem or lacking(told, SCHEMA_VERSION, _NEEDED, FILE):
         return None, problem
     try:
-        benchmark = Benchmark(folder, told)
+        benchmark = Benchmark(place, told)
         _walk(benchmark)
     except (KeyError, TypeError, ValueError, AttributeError):
         return None, f"{FILE} is damaged: it holds values of a wrong type"

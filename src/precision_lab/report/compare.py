@@ -192,9 +192,7 @@ def compare(found: Found, reference: str = "fp32", sort: str | None = None) -> l
     """
     if not found.runs:
         left_out = f" ({len(found.skipped)} left out, {': '.join(found.skipped[0])})" if found.skipped else ""
-        raise InputError(
-            f"There is no result in {', '.join(map(str, found.folders))}{left_out}; train something first."
-        )
+        raise InputError(f"There is no result in {', '.join(found.sources)}{left_out}; train something first.")
     if sort is not None and sort not in SORTS:
         raise InputError(f"--sort {sort} is no column; valid are {', '.join(SORTS)}.")
     groups: dict[tuple, list[Run]] = {}

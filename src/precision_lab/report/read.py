@@ -1,4 +1,4 @@
-"""Finds results and reads them. Opens result.json and benchmark.json and nothing else; one that is no use is named.
+"""What the results of some sources say, checked: result.json's and benchmark.json's text; one that is no use is named.
 
 A run's config is kept once for each experiment signature, which stands for it, so that thousands of runs fit
 into memory.
@@ -8,7 +8,7 @@ import difflib
 import json
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,13 +20,11 @@ from precision_lab.errors import InputError
 from precision_lab.identity import counted, counted_arm, flat
 from precision_lab.open_sets import label
 from precision_lab.recorder import SCHEMA_VERSION, STATUSES
-from precision_lab.report.benchmarks import FILE as BENCHMARK
+from precision_lab.report import benchmarks
 from precision_lab.report.benchmarks import Benchmark
-from precision_lab.report.benchmarks import load as load_benchmark
+from precision_lab.report.sources import RESULT, Record, records, source_of
 from precision_lab.report.stored import lacking, missing, object_in
 
-# W&B's own folders, which hold no result of ours and may be many.
-_WANDB_RUN = re.compile(r"(offline-)?run-\d{8}_\d{6}-")
 _TELLING = ("device", "model", "threads", "count", "memory_gib", "capability")  # a fingerprint, in reading order
 _TEXTS_OF_AN_ARM = ("name", "autocast_dtype", "param_dtype")
 _OF_A_CURVE = ("step", "train_s", "val_loss_fp32")
@@ -37,14 +35,13 @@ _NEEDED = {
     "config": dict, "summary": dict, "hashes": dict, "fingerprint": dict, "support": dict, "versions": dict,
     "git": dict, "host": str, "overrides": list, "curve": dict,
 }  # fmt: skip
-RESULT = "result.json"
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
     """What a comparison needs of one run."""
 
-    folder: str
+    folder: str  # or where W&B has it
     name: str  # of the experiment, else of its model and data
     arm: str
     precision: str  # the whole precision group as JSON: the arm's identity
@@ -68,9 +65,9 @@ class Run:
 
 @dataclass
 class Found:
-    """The runs below some folders, the configs of their experiments by signature, and what could not be read."""
+    """The runs of some sources, the configs of their experiments by signature, and what could not be read."""
 
-    folders: list[Path]  # that were looked through
+    sources: list[str]  # as typed
     where: list[str]  # the conditions that the runs fit
     runs: list[Run] = field(default_factory=list)
     configs: dict[str, dict[str, Any]] = field(default_factory=dict)  # flat: {"trainer.steps": 200}; identity only
@@ -78,26 +75,29 @@ class Found:
     benchmarks: list[Benchmark] = field(default_factory=list)
 
 
-def read(folders: list[Path], where: Sequence[str] = ()) -> Found:
-    """All results below `folders` that fit every `key=value` of `where`; a run reached twice counts once.
+def read(sources: Sequence[str | os.PathLike[str]], where: Sequence[str] = (), cache: Path | None = None) -> Found:
+    """All results of `sources` that fit every `key=value` of `where`; a run reached twice counts once.
 
-    InputError for a folder that is none, a condition that is none, a key that no run has, or if no run fits.
+    `cache` is a folder for what W&B told. InputError for a source that is none or cannot be read, a condition that is
+    none, a key that no run has, or if no run fits.
     """
-    for folder in folders:
-        if not os.path.isdir(folder):
-            raise InputError(f"{folder} is not a folder; name one that holds runs.")
+    named = [source_of(source) for source in sources]
     conditions = [_Condition(text) for text in where]
-    found = Found(folders, list(where))
-    for folder, file, problem in _result_folders(folders):
-        if file == BENCHMARK and not problem:
-            benchmark, problem = load_benchmark(folder)
-            found.benchmarks += [benchmark] if benchmark else []
+    found, again = Found([source.text for source in named], list(where)), _Again()
+    for record in records(named, cache):
+        benchmark, result, problem = None, {}, record.problem
+        if not problem and record.file == RESULT:
+            result, problem = _parsed(record.text)
         elif not problem:
-            result, problem = _load(folder)
+            benchmark, problem = benchmarks.parsed(record.place, record.text)
         if problem:
-            found.skipped.append((plain(folder), problem))
-        elif file != BENCHMARK and all([condition.fits(result) for condition in conditions]):  # each sees every run
-            _take(result, folder, found)
+            found.skipped.append((plain(record.place), problem))
+        elif again.known(record, benchmark.told if benchmark else result):
+            continue
+        elif benchmark:
+            found.benchmarks.append(benchmark)
+        elif all([condition.fits(result) for condition in conditions]):  # each sees every run
+            _take(result, record.place, found)
     for condition in conditions:
         condition.check()
     if not found.runs and any(condition.fitted for condition in conditions):
@@ -105,53 +105,28 @@ def read(folders: list[Path], where: Sequence[str] = ()) -> Found:
     return found
 
 
+class _Again:
+    """Knows a run that W&B has, too, or has twice, by what no two runs share."""
+
+    def __init__(self) -> None:
+        self._of_wandb: dict[str, bool] = {}
+
+    def known(self, record: Record, told: dict[str, Any]) -> bool:
+        """Whether it was there before. Of two folders each counts: a copy is for the user to take away."""
+        keys = ("host", "finished", "experiment_signature", "fingerprint", "arm", "seed", "reference")
+        key = json.dumps([record.file, *(told.get(key) for key in keys)], sort_keys=True)
+        before = self._of_wandb.get(key)
+        self._of_wandb.setdefault(key, record.of_wandb)
+        return before is not None and (before or record.of_wandb)
+
+
 def plain(text: str) -> str:
     """A user's own text on one line, and fit to be written: no control characters, no half of a character."""
     return _CONTROL.sub(" ", text).encode(errors="backslashreplace").decode()
 
 
-def _result_folders(folders: list[Path]) -> Iterator[tuple[str, str, str]]:
-    """Every folder of a run or benchmark, its file, and why there is no result where there is none.
-
-    What lies below one is its own affair.
-    """
-    todo, seen = [os.fspath(folder) for folder in reversed(folders)], set()
-    while todo:
-        folder = todo.pop()
-        try:
-            status = os.stat(folder)
-            if (status.st_dev, status.st_ino) in seen:  # named twice, or linked to
-                continue
-            seen.add((status.st_dev, status.st_ino))
-            with os.scandir(folder) as entries:
-                inside = {entry.name: entry for entry in entries}
-            below = [name for name in inside if _is_folder(inside[name]) and not _WANDB_RUN.match(name)]
-        except OSError as error:
-            yield folder, "", f"cannot be opened ({error.strerror})"
-            continue
-        file = next((name for name in (RESULT, BENCHMARK) if name in inside), "")
-        if file:
-            yield folder, file, "" if os.path.isfile(inside[file].path) else f"{file} is not a file"
-        elif "status.json" in inside:
-            yield folder, "", "no result yet: still running, or killed"
-        else:
-            todo += [os.path.join(folder, name) for name in sorted(below, reverse=True)]
-
-
-def _is_folder(entry: os.DirEntry) -> bool:
-    try:
-        return entry.is_dir()
-    except OSError:  # a link to itself, or into a closed folder
-        return False
-
-
-def _load(folder: str) -> tuple[dict[str, Any], str]:
+def _parsed(text: bytes | str) -> tuple[dict[str, Any], str]:
     """(what result.json holds, "") or ({}, why it is no use)."""
-    try:
-        with open(os.path.join(folder, RESULT), "rb") as file:
-            text = file.read()
-    except OSError as error:
-        return {}, f"{RESULT} cannot be read ({error.strerror})"
     if not text.strip():
         return {}, f"{RESULT} is empty"
     result, problem = object_in(text, RESULT)
@@ -219,7 +194,7 @@ def _is_number(value: Any) -> bool:
     return value is None or (number and abs(value) < _TOO_LARGE)
 
 
-def _take(result: dict[str, Any], folder: str, found: Found) -> None:
+def _take(result: dict[str, Any], place: str, found: Found) -> None:
     signature, config = result["experiment_signature"], result["config"]
     if signature not in found.configs:
         found.configs[signature] = flat(counted(config))
@@ -228,7 +203,7 @@ def _take(result: dict[str, Any], folder: str, found: Found) -> None:
     order = {key: place for place, key in enumerate(_TELLING)}
     found.runs.append(
         Run(
-            folder=plain(folder),
+            folder=plain(place),
             name=plain(name),
             arm=plain(result["arm"]),
             precision=json.dumps(counted_arm(config["precision"]), sort_keys=True),

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 
-def object_in(text: bytes, file: str) -> tuple[dict[str, Any], str]:
+def object_in(text: bytes | str, file: str) -> tuple[dict[str, Any], str]:
     """(the object that a file's text holds, "") or ({}, why it is none)."""
     try:
         told = json.loads(text, parse_constant=_no_number)

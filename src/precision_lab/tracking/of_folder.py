@@ -61,7 +61,7 @@ class FolderMirror:
         earlier = ledger_of(folder)
         replaces = [*earlier.replaces, *([earlier.id] if earlier.id else [])]
         place = folder.relative_to(outputs).as_posix() if folder.is_relative_to(outputs) else folder.name
-        config = words.pop("config") | {"folder": place, "replaces": replaces}
+        config = words.pop("config") | {"folder": place, "replaces": replaces, "job_type": words.get("job_type")}
         upload_s = UPLOAD_S if Extra.checkpoint in asked.extras else 0
         self.mirror = Mirror(asked, outputs, slack, upload_s, config=config, **words)
         self.ledger = Ledger(self.mirror.id, self.state, url=self.mirror.url, replaces=replaces)
