@@ -26,6 +26,8 @@ from precision_lab.report.benchmarks import FILE, load
 from precision_lab.report.timing import show, standing
 from precision_lab.settings import BenchmarkConfig, own_settings
 from precision_lab.stops import handled_by
+from precision_lab.tracking.of_benchmark import BenchmarkMirror
+from precision_lab.tracking.words import without_secrets
 
 
 def main(words: list[str]) -> int:
@@ -54,7 +56,8 @@ def main(words: list[str]) -> int:
         with handled_by(interrupt), standing(settings.budget_s) as show_standing:
             made = measure(asked, settings, lambda measured: (stood.append(measured), show_standing(measured)))
             secrets = secrets_in(os.environ, as_values(first), words)
-            write_whole(folder / FILE, json.dumps(storable(redact(made, secrets)), allow_nan=False) + "\n")
+            told = storable(redact(made, secrets))
+            write_whole(folder / FILE, json.dumps(told, allow_nan=False) + "\n")
     except BaseException as error:
         remove_empty(folder, outputs(first))
         if isinstance(error, KeyboardInterrupt) and arrived:
@@ -66,8 +69,12 @@ def main(words: list[str]) -> int:
     if benchmark is None:
         raise RuntimeError(damage)
     show(benchmark, Console(highlight=False))
-    print(f"\nwritten: {folder / FILE}")
-    return 128 + arrived[0] if made["stopped_by"] == "interrupted" else 0
+    print(f"\nwritten: {folder / FILE}", flush=True)
+    interrupted = made["stopped_by"] == "interrupted"
+    # after all that is timed
+    mirror = BenchmarkMirror(folder, outputs(first), told, without_secrets(first.wandb, secrets))
+    mirror.finish("interrupted" if interrupted else "completed", None)
+    return 128 + arrived[0] if interrupted else 0
 
 
 def remove_empty(folder: Path, root: Path) -> None:

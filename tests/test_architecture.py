@@ -33,7 +33,7 @@ TORCH_FREE += ["report.sources"]
 TORCH_FREE += ["report.stored", "report.loss", "report.verdict", "report.timed"]
 TORCH_FREE += ["report.curves", "report.drawing", "report.charts", "report.page"]
 TORCH_FREE += ["probe.op_rows", "probe.op_tables"]
-TORCH_FREE += ["tracking.mirror", "tracking.words", "tracking.of_folder"]
+TORCH_FREE += ["tracking.mirror", "tracking.words", "tracking.of_folder", "tracking.of_benchmark", "columns"]
 TORCH_FREE += ["tracking.runs", "tracking.inspector", "tracking.server"]
 TORCH_FREE += ["probe.predictions", "arguments", "ranges", "report.memory", "code", "streams", "sizes", "findings"]
 MAY_IMPORT = {
@@ -68,6 +68,7 @@ LAYERS = [
         "folders",
         "stops",
         "ratios",
+        "columns",
         "losses",
         "findings",
         "checkpoint",

@@ -141,6 +141,12 @@ def test_what_wandb_is_given(wandb, tmp_path):
     assert (mirror.state, mirror.id, mirror.url) == ("offline", "an-id", None)
 
 
+def test_a_tag_that_wandb_would_refuse_the_run_for_is_cut(wandb, tmp_path):
+    stand_in = wandb()
+    Mirror(asked("offline"), tmp_path, **INIT | {"tags": ["t" * 65, "", "bf16", "t" * 66, "t" * 64 + "u"]})
+    assert stand_in.calls[0][2]["tags"] == ["t" * 64, "bf16"]
+
+
 def test_two_attempts_have_two_ids(wandb, tmp_path, monkeypatch):
     """Later, in another process, or on another machine: each alone makes another id."""
     stand_in = wandb()

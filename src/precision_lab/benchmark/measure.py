@@ -15,12 +15,13 @@ from precision_lab import hardware
 from precision_lab.assemble import Assembly, assemble, resolve
 from precision_lab.benchmark.conditions import Gpu, conditions
 from precision_lab.benchmark.sittings import Apart, Column, Notes, OutOfMemory, Together
+from precision_lab.columns import again
 from precision_lab.config import Config, as_values
 from precision_lab.environment import environment_of
 from precision_lab.errors import InputError
 from precision_lab.identity import experiment_signature
 from precision_lab.ratios import Ratio, ratio_of
-from precision_lab.report.benchmarks import SCHEMA_VERSION, again
+from precision_lab.report.benchmarks import SCHEMA_VERSION
 from precision_lab.settings import BenchmarkConfig
 
 LEAST_SITTINGS, LEAST_PAIRS = 3, 20

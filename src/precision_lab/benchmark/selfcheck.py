@@ -18,10 +18,10 @@ from precision_lab.assemble import Assembly, assemble, resolve
 from precision_lab.benchmark.blocks import Contestant
 from precision_lab.benchmark.measure import FLOOR_CONFIDENCE, Measured, take_sittings
 from precision_lab.benchmark.sittings import Column, Together, in_turn
+from precision_lab.columns import again
 from precision_lab.config import Config
 from precision_lab.identity import arm_label
 from precision_lab.ratios import Ratio
-from precision_lab.report.benchmarks import again
 from precision_lab.settings import BenchmarkConfig
 
 COPIES = 2  # of the reference arm, in each trial

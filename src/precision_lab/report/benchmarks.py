@@ -7,6 +7,7 @@ from functools import cached_property
 from statistics import fmean
 from typing import Any
 
+from precision_lab import columns
 from precision_lab.identity import counted_arm
 from precision_lab.open_sets import label
 from precision_lab.ratios import Ratio, ratio_of
@@ -84,8 +85,7 @@ class Benchmark:
 
     def trusted(self, compiled: bool, with_data: bool) -> bool:
         """Whether the reference arm's ratio to itself holds 1 in steps of that kind."""
-        floor = self.floor.get((compiled, with_data))
-        return floor is not None and floor.low <= 1 <= floor.high
+        return columns.trusted(self["columns"], compiled, with_data)
 
     @property
     def untrusted(self) -> dict[tuple[bool, bool], Ratio]:
@@ -127,16 +127,6 @@ class Benchmark:
         if others:
             told.append(f"Other processes were on the GPU: {', '.join(map(str, others))}.")
         return told
-
-
-def again(reference: str) -> str:
-    """The label of the reference arm's second copy: `fp32 again`."""
-    return f"{reference} again"
-
-
-def kind_of_step(compiled: bool, with_data: bool) -> str:
-    """`compiled, end to end`."""
-    return f"{'compiled, ' if compiled else ''}{'end to end' if with_data else 'computing alone'}"
 
 
 def load(folder: str) -> tuple[Benchmark | None, str]:

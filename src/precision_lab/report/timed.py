@@ -2,7 +2,7 @@
 
 import json
 
-from precision_lab.report.benchmarks import kind_of_step
+from precision_lab.columns import kind_of_step
 from precision_lab.report.compare import Comparison
 from precision_lab.report.read import plain
 from precision_lab.report.timing import sentences

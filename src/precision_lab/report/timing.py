@@ -10,8 +10,9 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from precision_lab.columns import again, kind_of_step, verdict
 from precision_lab.ratios import MARGIN, Ratio
-from precision_lab.report.benchmarks import LAUNCH_BOUND, Benchmark, again, kind_of_step
+from precision_lab.report.benchmarks import LAUNCH_BOUND, Benchmark
 from precision_lab.report.read import plain
 from precision_lab.report.reading import joined, machine
 from precision_lab.report.render import print_tables
@@ -80,18 +81,10 @@ def tables(benchmark: Benchmark) -> Iterator[tuple[str, list[str], list[list[str
             low, median, high = (f"{one[key]:.3g}" for key in ("step_ms_p25", "step_ms", "step_ms_p75"))
             ratio = Ratio(**one["ratio"]) if one["ratio"] else None
             name = again(one["arm"]) if one["again"] else one["arm"]
-            told = [str(ratio) if ratio else "1", _word(benchmark, one, ratio)]
+            told = [str(ratio) if ratio else "1", verdict(one, benchmark["columns"])]
             rows.append([name, f"{median} ({low} to {high})", *told])
         rows.sort(key=lambda row: order.index(row[0]))
         yield caption, header, rows
-
-
-def _word(benchmark: Benchmark, column: dict[str, Any], ratio: Ratio | None) -> str:
-    if ratio is None:
-        return "reference"
-    if column["again"]:
-        return "noise floor"
-    return ratio.word if benchmark.trusted(column["compiled"], column["with_data"]) else "no verdict"
 
 
 def sentences(benchmark: Benchmark) -> list[str]:

@@ -10,7 +10,8 @@ from functools import cache
 from statistics import fmean
 from typing import Any
 
-from precision_lab.report.benchmarks import Benchmark, kind_of_step
+from precision_lab.columns import kind_of_step
+from precision_lab.report.benchmarks import Benchmark
 from precision_lab.report.compare import FIGURES, Comparison, Row, Sample
 from precision_lab.report.loss import PAIRS_FOR_A_VERDICT
 

@@ -27,6 +27,7 @@ PATIENCE = {"init": 12, "log": 5, "file": 60, "finish": 12, "teardown": 3}
 # A call costs some 14 ms where W&B's process slept before, 1 ms where it did not (0.31, two cores): log points are
 # handed over together, so often at most and so many at once.
 SEND_EVERY_S, SEND_AT = 10, 100
+TAG = 64  # characters, of which W&B refuses more, and a run with them
 
 
 class Mirror:
@@ -38,13 +39,13 @@ class Mirror:
         folder: Path,
         slack: float = 1,
         upload_s: float = 0,
-        complete: str = "the run folder is complete",
+        complete: str = "the run folder is",
         **init: Any,
     ):
         """W&B's files go to `folder`/wandb, shared by all runs of a project, so that one viewer sees them all.
 
         `slack` times as long as usual is waited for a server, where no training has to go on, and at the end
-        `upload_s` more for files. `complete` says in a warning what is there without W&B.
+        `upload_s` more for files. `complete` says in a warning what is complete without W&B: `the run folder is`.
         """
         self._complete = complete
         self.state = asked.mode.name
@@ -85,7 +86,7 @@ class Mirror:
                 silent=True,
                 x_disable_meta=True,  # it holds the command line, secrets too; environment.json has it redacted
             ),
-            **init,
+            **init | {"tags": _tags(init)},
         )
         self.id, self.url = self._run.id, self._run.url  # an agent's run has the id that its server gave
         # Our own step: W&B's restarts at 0 on a resume. Not synced: a table's row would repeat the last point's.
@@ -169,7 +170,7 @@ class Mirror:
         text = str(error).strip().split("\n")[0].replace("<no message>", "refused by the server")
         if isinstance(error, TimeoutError):
             text = f"no answer to {what} in {self._patience[what]:g} s"
-        log.warning("W&B stopped (%s: %s); nothing else does, %s.", type(error).__name__, text, self._complete)
+        log.warning("W&B stopped (%s: %s); nothing else does, %s complete.", type(error).__name__, text, self._complete)
 
     def _leave(self) -> None:
         if self._worker:
@@ -201,6 +202,10 @@ class _Worker:
     def end(self) -> None:
         """No more calls; does not wait for one that hangs."""
         self._calls.put(None)
+
+
+def _tags(init: Mapping[str, Any]) -> list[str]:
+    return list(dict.fromkeys(tag[:TAG] for tag in init.get("tags") or [] if tag))
 
 
 def _run_id(name: str) -> str:

@@ -55,6 +55,8 @@ def memory_rows(result: dict[str, Any]) -> list[list[Any]]:
 class FolderMirror:
     """Writes it. No failure stops anything: `state` is the mode of W&B, or `degraded`."""
 
+    record = "result.json"  # the file that tells all of the folder
+
     def __init__(self, folder: Path, outputs: Path, asked: WandbConfig, slack: float = 1, **words: Any):
         """`words` are name, job_type, group, tags and config; W&B's files go to `outputs`/wandb."""
         self.folder, self.outputs, self.asked = folder, outputs, asked
@@ -78,12 +80,20 @@ class FolderMirror:
         self.mirror.log(line)
         self.ledger = replace(self.ledger, lines=self.ledger.lines + 1)
 
-    def finish(self, status: str, reason: str | None, record: str = "result.json", late: bool = False) -> None:
+    def figures(self, told: dict[str, Any]) -> dict[str, Any]:
+        """What of the record runs are filtered and sorted by."""
+        return told.get("summary", {})
+
+    def shortened(self, told: dict[str, Any]) -> dict[str, Any]:
+        """The record as W&B takes it."""
+        return told
+
+    def finish(self, status: str, reason: str | None, late: bool = False) -> None:
         """Hand over the folder's record and what else was asked for, and close. Nobody is alerted of what is `late`."""
         summary: dict[str, Any] = {}
-        told = read_json(self.folder / record)
+        told = read_json(self.folder / self.record)
         if told:
-            summary = {**told.get("summary", {}), RECORD: json.dumps(told, separators=(",", ":"))}
+            summary = {**self.figures(told), RECORD: json.dumps(self.shortened(told), separators=(",", ":"))}
         self._hand_over_extras(told)
         if status in ALERTED and Extra.alert in self.asked.extras and not late:
             self.mirror.alert(f"{self.folder.name}: {status}", reason or status)

@@ -16,8 +16,9 @@ from precision_lab.config import Extra, WandbConfig, WandbMode
 from precision_lab.errors import InputError
 from precision_lab.recorder import STATUSES, restored
 from precision_lab.run_folder import log_points, typed_config, values_of
-from precision_lab.tracking import words as w
+from precision_lab.tracking.of_benchmark import DAMAGED, BenchmarkMirror
 from precision_lab.tracking.of_folder import FolderMirror, ledger_of, memory_rows
+from precision_lab.tracking.words import words_of
 
 BENCHMARK = "benchmark.json"
 SLACK = 5  # times the patience of a training, which waits for nobody
@@ -120,7 +121,7 @@ def _run(folder: Path, wish: Wish) -> Told:
         else:
             typed = typed_config(config, str(folder / "config.yaml"))
             arm, experiment = identity.arm_label(typed.precision), identity.experiment_signature(typed)
-        words = w.words_of(config, arm, experiment, environment, environment["fingerprint"]["device"])
+        words = words_of(config, arm, experiment, environment, environment["fingerprint"]["device"])
         asked = _asked(config, wish)
         memory_rows(result), dict(result.get("summary", {}))  # as they will be handed over
     except (KeyError, TypeError, AttributeError, ValueError, InputError) as error:
@@ -148,7 +149,14 @@ def _benchmark(folder: Path, wish: Wish) -> Told:
         status = "interrupted" if told["stopped_by"] == "interrupted" else "completed"
     except (KeyError, TypeError, AttributeError) as error:
         raise _LeftOut(f"{BENCHMARK} is damaged, or of an older version") from error
-    return status, None, [], lambda: w.mirror_of_benchmark(folder, folders.outputs_above(folder), told, asked, SLACK)
+
+    def begin() -> FolderMirror:
+        try:
+            return BenchmarkMirror(folder, folders.outputs_above(folder), told, asked, SLACK)
+        except DAMAGED as error:
+            raise _LeftOut(f"{BENCHMARK} is damaged, or of an older version") from error
+
+    return status, None, [], begin
 
 
 def _asked(config: dict[str, Any], wish: Wish) -> WandbConfig:

@@ -47,14 +47,14 @@ def mirror_of_run(asked: Config, environment: dict[str, Any], secrets: list[str]
     outputs, device = folders.outputs(asked), environment["fingerprint"]["device"]
     name = identity.slug(asked, device)
     words = _words_asked(asked, device, environment, secrets)
-    return FolderMirror(folder, outputs, _no_secret(asked, secrets), name=name, job_type="train", **words)
+    return FolderMirror(folder, outputs, without_secrets(asked.wandb, secrets), name=name, job_type="train", **words)
 
 
 def mirror_of(asked: Config, device: str, environment: dict[str, Any], secrets: list[str], job_type: str) -> Mirror:
     """The W&B run of something else, which no folder is compared by."""
     words = _words_asked(asked, device, environment, secrets)
     name = f"{job_type}_{identity.slug(asked, device)}"
-    return Mirror(_no_secret(asked, secrets), folders.outputs(asked), name=name, job_type=job_type, **words)
+    return Mirror(without_secrets(asked.wandb, secrets), folders.outputs(asked), name=name, job_type=job_type, **words)
 
 
 def _words_asked(asked: Config, device: str, environment: dict[str, Any], secrets: list[str]) -> dict[str, Any]:
@@ -62,5 +62,6 @@ def _words_asked(asked: Config, device: str, environment: dict[str, Any], secret
     return redact(words_of(as_values(asked), arm, experiment, environment, device), secrets)
 
 
-def _no_secret(asked: Config, secrets: list[str]) -> WandbConfig:
-    return replace(asked.wandb, project=redact(asked.wandb.project, secrets))
+def without_secrets(asked: WandbConfig, secrets: list[str]) -> WandbConfig:
+    """Where a mirror goes: a project may be named by a variable that holds a key."""
+    return replace(asked, project=redact(asked.project, secrets))
