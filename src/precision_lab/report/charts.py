@@ -27,11 +27,19 @@ STEPS = "step-after"  # how a line goes on between the steps that are known
 class Chart:
     """One figure of the page."""
 
+    name: str  # of its picture
     heading: str
     caption: str
     spec: dict[str, Any]
     cells: Cells  # the numbers drawn
     keys: tuple[Key, ...] = ()  # a legend of its own, where the arms' is not the one
+    arms: tuple[Key, ...] = ()  # of the arms' legend what is drawn, for a picture without the page's
+
+
+def looks_of(comparisons: list[Comparison]) -> dict[str, Key]:
+    """How each arm is drawn, alike in all of them."""
+    arms = dict.fromkeys(row.arm for one in comparisons for row in one.rows)
+    return {arm: drawing.arm_key(place, arm) for place, arm in enumerate(arms)}
 
 
 def charts_of(comparison: Comparison, looks: dict[str, Key]) -> tuple[list[Chart], list[str]]:
@@ -65,7 +73,9 @@ class _Axis:
 def _validation(comparison: Comparison, looks: dict[str, Key]) -> Chart | None:
     lines = curves.lines(comparison.rows, curves.validation)
     said = "Validation loss by training step, computed in float32 for every arm"
-    return _over_steps("Validation loss", said, lines, _Axis("validation loss", _loss_scale(lines)), looks)
+    return _over_steps(
+        ("validation_loss", "Validation loss"), said, lines, _Axis("validation loss", _loss_scale(lines)), looks
+    )
 
 
 def _difference(comparison: Comparison, looks: dict[str, Key]) -> Chart | None:
@@ -80,19 +90,23 @@ def _difference(comparison: Comparison, looks: dict[str, Key]) -> Chart | None:
     lines = curves.lines(comparison.others, apart)
     said = f"Validation loss minus that of {comparison.reference_name} with the same seed, both computed in float32"
     axis = _Axis("difference", {"zero": True}, form=difference)
-    return _over_steps(f"Validation loss minus {comparison.reference_name}'s", said, lines, axis, looks)
+    names = ("validation_loss_difference", f"Validation loss minus {comparison.reference_name}'s")
+    return _over_steps(names, said, lines, axis, looks)
 
 
 def _training(comparison: Comparison, logs: Logs, looks: dict[str, Key]) -> Chart | None:
     lines = curves.lines(comparison.rows, logs.values("train/loss"))
     said = "Training loss by training step, in each arm's own precision"
-    return _over_steps("Training loss", said, lines, _Axis("training loss", _loss_scale(lines)), looks)
+    return _over_steps(
+        ("training_loss", "Training loss"), said, lines, _Axis("training loss", _loss_scale(lines)), looks
+    )
 
 
 def _scale(comparison: Comparison, logs: Logs, looks: dict[str, Key]) -> Chart | None:
     lines = curves.lines(_scaled(comparison), logs.values("amp/loss_scale"))
     scale = {"type": "log", "base": 2, "nice": False} if _smallest(lines) > 0 else {}
-    return _over_steps("Loss scale", "Loss scale by training step", lines, _Axis("loss scale", scale, STEPS), looks)
+    names, said = ("loss_scale", "Loss scale"), "Loss scale by training step"
+    return _over_steps(names, said, lines, _Axis("loss scale", scale, STEPS), looks)
 
 
 def _skipped(comparison: Comparison, logs: Logs, looks: dict[str, Key]) -> Chart | None:
@@ -100,7 +114,8 @@ def _skipped(comparison: Comparison, logs: Logs, looks: dict[str, Key]) -> Chart
     if not any(point.high for line in lines for point in line.points):
         return None
     said = "Steps whose update was skipped for a non-finite gradient, counted up by training step"
-    return _over_steps("Skipped steps", said, lines, _Axis("skipped steps so far", {"zero": True}, STEPS), looks)
+    axis = _Axis("skipped steps so far", {"zero": True}, STEPS)
+    return _over_steps(("skipped_steps", "Skipped steps"), said, lines, axis, looks)
 
 
 def _scaled(comparison: Comparison) -> list[Row]:
@@ -116,7 +131,10 @@ def _loss_scale(lines: list[Line]) -> dict[str, Any]:
     return {"type": "log", "nice": True} if 0 < LOG_FROM * low < high else {"zero": False}
 
 
-def _over_steps(heading: str, said: str, lines: list[Line], axis: _Axis, looks: dict[str, Key]) -> Chart | None:
+def _over_steps(
+    names: tuple[str, str], said: str, lines: list[Line], axis: _Axis, looks: dict[str, Key]
+) -> Chart | None:
+    """`names` are the picture's and the heading."""
     if not lines:
         return None
     shown = "the mean over the runs of an arm, and a band from the smallest to the largest"
@@ -127,9 +145,9 @@ def _over_steps(heading: str, said: str, lines: list[Line], axis: _Axis, looks: 
     steps = sorted({step for text in texts for step in text})
     told = {step: [text.get(step, "-") for text in texts] for step in steps}
     cells = (["step", *(line.label for line in lines)], [[str(step), *words] for step, words in told.items()])
-    return Chart(
-        heading, caption, drawing.line_spec(lines, looks, told, (title, axis.scale, axis.bend), caption), cells
-    )
+    spec = drawing.line_spec(lines, looks, told, (title, axis.scale, axis.bend), caption)
+    arms = tuple(looks[arm] for arm in dict.fromkeys(line.arm for line in lines))
+    return Chart(*names, caption, spec, cells, arms=arms)
 
 
 def _last(lines: list[Line], form: Callable[[float], str]) -> Iterator[str]:
@@ -182,7 +200,7 @@ def _speed(comparison: Comparison, looks: dict[str, Key]) -> Chart | None:
         for one in speeds
     ]
     spec = drawing.speed_spec(speeds, looks, list(map(_interval_text, speeds)), caption)
-    return Chart(f"Speed ratio to {base}", caption, spec, (header, rows))
+    return Chart("speed_ratio", f"Speed ratio to {base}", caption, spec, (header, rows))
 
 
 def _interval_text(one: Speed) -> str:
@@ -224,7 +242,7 @@ def _memory(comparison: Comparison) -> Chart | None:
     keys = tuple(drawing.kind_key(n, word) for n, word in enumerate(words))
     sizes = {row.arm: [memory["by_kind"].get(kind, 0) / size for kind in kinds] for row, memory in known}
     spec = drawing.memory_spec(sizes, keys, unit, caption)
-    return Chart("Memory at the peak, by kind", caption, spec, cells, keys)
+    return Chart("memory_by_kind", "Memory at the peak, by kind", caption, spec, cells, keys)
 
 
 def _phase(memory: dict[str, Any]) -> str:

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
@@ -19,6 +20,7 @@ from precision_lab.report.render import (
     across_blocks,
     blocks,
     cells_of,
+    hardware_label,
     is_text,
     only,
     skipped_lines,
@@ -69,39 +71,45 @@ def _escape(text: str) -> str:
 
 def as_csv(comparisons: list[Comparison]) -> str:
     """A line an arm: plain numbers, empty where not known."""
-    lines = []
-    for comparison in comparisons:
-        codes = " ".join(code for code, _ in warnings_of(comparison))
-        for row in comparison.rows:
-            line: dict[str, Any] = {
-                "name": comparison.name,
-                "experiment_signature": comparison.experiment,
-                "data_hash": comparison.data,
-                **comparison.fingerprint,
-                "arm": row.arm,
-                "reference": comparison.reference_name,
-                "seeds": ranges(sorted(run.seed for run in row.counted)),
-                **{status: row.statuses.get(status, 0) for status in STATUSES if status != "running"},
-            }
-            for name in FIGURES:
-                known = row.figures.get(name)
-                line |= {
-                    f"{name}_{part}": getattr(known, part, None)
-                    for part in ("n", "mean", "sd", "median", "low", "high")
-                }
-            for name in AGAINST:
-                known = row.against.get(name)
-                line |= {
-                    f"{name}{part}": getattr(known, part[1:] or "mean", None)
-                    for part in ("", "_low", "_high", "_pairs")
-                }
-            line["speed_verdict"] = row.timing.felt.word if row.timing else None
-            lines.append(line | _of_loss(comparison, row.arm) | _of_memory(row) | {"warnings": codes})
+    header, rows = as_table(comparisons)
     text = io.StringIO()
-    writer = csv.DictWriter(text, list(dict.fromkeys(key for line in lines for key in line)), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(lines)
+    csv.writer(text, lineterminator="\n").writerows([header, *rows])
     return text.getvalue()
+
+
+def as_table(comparisons: list[Comparison]) -> tuple[list[str], list[list[Any]]]:
+    """(header, a row an arm): plain numbers, None where not known."""
+    lines = [line for comparison in comparisons for line in _lines(comparison)]
+    header = list(dict.fromkeys(key for line in lines for key in line))
+    return header, [[line.get(key) for key in header] for line in lines]
+
+
+def _lines(comparison: Comparison) -> Iterator[dict[str, Any]]:
+    codes = " ".join(code for code, _ in warnings_of(comparison))
+    for row in comparison.rows:
+        line: dict[str, Any] = {
+            "name": comparison.name,
+            "experiment_signature": comparison.experiment,
+            "data_hash": comparison.data,
+            "hardware": hardware_label(comparison.fingerprint),
+            **comparison.fingerprint,
+            "arm": row.arm,
+            "reference": comparison.reference_name,
+            "seeds": ranges(sorted(run.seed for run in row.counted)),
+            **{status: row.statuses.get(status, 0) for status in STATUSES if status != "running"},
+        }
+        for name in FIGURES:
+            known = row.figures.get(name)
+            parts = ("n", "mean", "sd", "median", "low", "high")
+            line |= {f"{name}_{part}": getattr(known, part, None) for part in parts}
+        for name in AGAINST:
+            known = row.against.get(name)
+            parts = ("", "_low", "_high", "_pairs")
+            line |= {f"{name}{part}": getattr(known, part[1:] or "mean", None) for part in parts}
+        in_turn = "in turn" if "speed_ratio" in row.against else None
+        line["speed_timed"] = "in alternation" if row.timing else in_turn
+        line["speed_verdict"] = row.timing.felt.word if row.timing else None
+        yield line | _of_loss(comparison, row.arm) | _of_memory(row) | {"warnings": codes}
 
 
 def _of_loss(comparison: Comparison, arm: str) -> dict[str, Any]:

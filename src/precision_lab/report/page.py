@@ -61,12 +61,21 @@ class Section:
     benchmark: str  # its command
 
 
-def page(comparisons: list[Comparison], found: Found, price_per_hour: float | None = None) -> str:
-    """The whole file, of at most render.SHOWN comparisons. A price adds what a run costs."""
+def sections_of(comparisons: list[Comparison], price_per_hour: float | None = None) -> list[Section]:
+    """One for each of at most render.SHOWN comparisons. A price adds what a run costs."""
     shown = comparisons[: render.SHOWN]
-    arms = dict.fromkeys(row.arm for one in shown for row in one.rows)
-    looks = {arm: drawing.arm_key(n, arm) for n, arm in enumerate(arms)}
-    sections = [_section(n, one, looks, price_per_hour) for n, one in enumerate(shown, 1)]
+    looks = charts.looks_of(shown)
+    return [_section(n, one, looks, price_per_hour) for n, one in enumerate(shown, 1)]
+
+
+def page(
+    comparisons: list[Comparison],
+    found: Found,
+    price_per_hour: float | None = None,
+    sections: list[Section] | None = None,
+) -> str:
+    """The whole file. `sections` are what `sections_of` gave for the same comparisons and price, if it was asked."""
+    sections = sections or sections_of(comparisons, price_per_hour)
     specs = {
         f"{section.anchor}-chart{n}": chart.spec for section in sections for n, chart in enumerate(section.charts, 1)
     }

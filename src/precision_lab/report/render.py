@@ -191,6 +191,11 @@ def hardware_label(fingerprint: dict[str, Any]) -> str:
     return f"{machine(fingerprint)}{threads}, {fingerprint.get('memory_gib')} GiB"
 
 
+def headline(comparison: Comparison) -> str:
+    """The verdict's, with what it is about: `night on NVIDIA H200: Train with bf16.`"""
+    return plain(f"{comparison.name} on {machine(comparison.fingerprint)}: {verdict_of(comparison).headline}")
+
+
 def subtitle(comparison: Comparison) -> list[str]:
     """On what and how it was run, and why it is no part of the table above."""
     config, last = comparison.config, comparison.newest
@@ -313,8 +318,7 @@ def show(comparisons: list[Comparison], found: Found, console: Console) -> None:
         console.print(Text(line, style="yellow"))
     console.print(Text(f"{LEGEND}\n", style="dim"))
     for comparison in comparisons[:SHOWN]:  # where a terminal's reader stands in the end
-        where = f"{comparison.name} on {machine(comparison.fingerprint)}"
-        console.print(Text(plain(f"{where}: {verdict_of(comparison).headline}"), style="bold"))
+        console.print(Text(headline(comparison), style="bold"))
 
 
 def print_tables(cells: Cells, console: Console) -> None:
