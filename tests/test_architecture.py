@@ -31,10 +31,10 @@ TORCH_FREE += [
 TORCH_FREE += ["report.read", "report.compare", "report.warnings", "report.reading", "report.render", "report.files"]
 TORCH_FREE += ["report.sources"]
 TORCH_FREE += ["report.stored", "report.loss", "report.verdict", "report.timed"]
-TORCH_FREE += ["report.curves", "report.drawing", "report.charts", "report.page"]
+TORCH_FREE += ["report.curves", "report.drawing", "report.charts", "report.page", "report.to_wandb"]
 TORCH_FREE += ["probe.op_rows", "probe.op_tables"]
 TORCH_FREE += ["tracking.mirror", "tracking.words", "tracking.of_folder", "tracking.of_benchmark", "columns"]
-TORCH_FREE += ["tracking.runs", "tracking.inspector", "tracking.server"]
+TORCH_FREE += ["tracking.runs", "tracking.inspector", "tracking.server", "tracking.patience"]
 TORCH_FREE += ["probe.predictions", "arguments", "ranges", "report.memory", "code", "streams", "sizes", "findings"]
 MAY_IMPORT = {
     "wandb": {"tracking.mirror", "tracking.server"},

@@ -9,15 +9,13 @@ import hashlib
 import logging
 import os
 import platform
-import queue
-import threading
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 from precision_lab.config import WandbConfig, WandbMode
+from precision_lab.tracking.patience import Worker
 
 log = logging.getLogger("precision_lab")
 
@@ -56,12 +54,12 @@ class Mirror:
         self._patience["finish"] += upload_s
         self._wandb: Any = None  # the module, once it is imported
         self._run: Any = None
-        self._worker: _Worker | None = None
+        self._worker: Worker | None = None
         self._unsent: list[dict[str, Any]] = []
         self._send_next = 0.0
         if asked.mode is WandbMode.disabled:
             return
-        self._worker = _Worker()
+        self._worker = Worker()
         self._try("init", lambda: self._start(asked, folder, init))
 
     def _start(self, asked: WandbConfig, folder: Path, init: dict[str, Any]) -> None:
@@ -163,7 +161,7 @@ class Mirror:
     def _degrade(self, what: str, error: BaseException) -> None:
         self.state = "degraded"
         self._leave()
-        another = _Worker()  # the first one may hang
+        another = Worker()  # the first one may hang
         with contextlib.suppress(Exception, SystemExit):  # else W&B waits for its server when the process ends
             another.do(lambda: self._wandb.teardown(), self._patience["teardown"])
         another.end()
@@ -176,32 +174,6 @@ class Mirror:
         if self._worker:
             self._worker.end()
         self._worker = None
-
-
-class _Worker:
-    """Does one call at a time in a thread of its own, so that one that hangs can be left behind."""
-
-    def __init__(self) -> None:
-        self._calls: queue.SimpleQueue = queue.SimpleQueue()
-        threading.Thread(target=self._work, daemon=True, name="wandb").start()
-
-    def _work(self) -> None:
-        while call := self._calls.get():
-            action, done = call
-            try:
-                done.set_result(action())
-            except BaseException as error:  # Ctrl-C too belongs to the one who waits
-                done.set_exception(error)
-
-    def do(self, action: Callable[[], None], seconds: float) -> None:
-        """Return or raise as the action does; TimeoutError if that takes longer."""
-        done: Future = Future()
-        self._calls.put((action, done))
-        done.result(timeout=seconds)
-
-    def end(self) -> None:
-        """No more calls; does not wait for one that hangs."""
-        self._calls.put(None)
 
 
 def _tags(init: Mapping[str, Any]) -> list[str]:

@@ -1,4 +1,4 @@
-"""What a W&B run tells a comparison, wherever W&B has it, and what was told before, kept on disk. No torch, no wandb."""
+"""What a W&B run tells a comparison, wherever W&B has it; what was told before is kept on disk. No torch, no wandb."""
 
 import hashlib
 import json

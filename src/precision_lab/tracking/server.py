@@ -1,7 +1,7 @@
 """The runs of a W&B project through W&B's public API: listed in light pages, asked for in full where not kept.
 
-No torch. Which server, with what login and for how long one answer is waited for are W&B's own settings: WANDB_BASE_URL,
-WANDB_API_KEY, WANDB_HTTP_TIMEOUT. wandb is imported when a project is read.
+Which server, with what login and how many seconds one answer is waited for are W&B's own settings: WANDB_BASE_URL,
+WANDB_API_KEY, WANDB_HTTP_TIMEOUT. No torch, and wandb only when a project is read.
 """
 
 import json
@@ -9,12 +9,14 @@ import os
 import re
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
 
 from precision_lab.errors import InputError, require
+from precision_lab.tracking.mirror import PATIENCE
+from precision_lab.tracking.patience import Worker
 from precision_lab.tracking.runs import FILES, Kept, Told, told_of
 
 PAGE = 50
@@ -84,7 +86,15 @@ def runs_of(asked: Project, kept: Kept) -> list[Told]:
     except Exception as error:
         raise InputError(f"{asked.text} cannot be read: {_why(asked, error)}") from error
     finally:
-        wandb.teardown()
+        _close(wandb)
+
+
+def _close(wandb: Any) -> None:
+    """End W&B's process. Where a request had no answer it may not end (0.31), and would be waited for to the last."""
+    worker = Worker()
+    with suppress(Exception):
+        worker.do(wandb.teardown, PATIENCE["teardown"])
+    worker.end()
 
 
 @contextmanager
@@ -105,7 +115,7 @@ def _told(asked: Project, api: Any, kept: Kept) -> Iterator[Told]:
     path, server = f"{asked.entity}/{asked.project}", api.settings["base_url"]
     listed: dict[str, Any] = {}
     for run in api.runs(path, filters=asked.filters, per_page=PAGE):
-        require(run.id not in listed, f"{asked.text} cannot be read: its server sends the same run on several pages.")
+        require(run.id not in listed, f"{asked.text} cannot be read: its server sends the same run twice.")
         listed[run.id] = run
     require(
         bool(listed) or not asked.filters,
