@@ -6,6 +6,7 @@ python scripts/compare.py --where model=cnn --where seed=0,1 --reference bf16
 python scripts/compare.py --html report.html --price-per-hour 2.5     a page with charts, and what a run costs
 python scripts/compare.py "wandb:team/project?precision=bf16,fp32"    a team's runs, from W&B
 python scripts/compare.py wandb-offline:outputs/wandb outputs/sweeps  W&B's files here, and folders beside them
+python scripts/compare.py outputs/sweeps/demo --wandb                 the comparison as a W&B run: table, charts, page
 """
 
 import argparse
@@ -16,10 +17,11 @@ from pathlib import Path
 
 from rich.console import Console
 
-from precision_lab.config import ROOT
+from precision_lab.config import ROOT, Config, WandbMode, compose
 from precision_lab.entry import exit_code, print_what_can_be
 from precision_lab.errors import InputError
 from precision_lab.recorder import CannotWrite, write_whole
+from precision_lab.redaction import secrets_in
 from precision_lab.report import files, render
 from precision_lab.report.compare import SORTS, compare
 from precision_lab.report.read import read
@@ -36,6 +38,7 @@ def main(words: list[str]) -> int:
     parser.add_argument("--into", type=Path, metavar="DIR", help="where the files go (default: DIR, or what all share)")
     parser.add_argument("--html", metavar="FILE", help="write a page with charts, too; it needs no network")
     parser.add_argument("--price-per-hour", metavar="PRICE", help="of this hardware: the page tells what a run costs")
+    parser.add_argument("--wandb", action="store_true", help="log it to W&B, too, by WANDB_MODE and WANDB_PROJECT")
     asked = parser.parse_args(words)
     return exit_code(lambda: report(asked, [source_of(text) for text in asked.sources or [ROOT / "outputs"]]))
 
@@ -55,7 +58,7 @@ def shared(sources: list[Source]) -> Path:
 
 
 def report(asked: argparse.Namespace, sources: list[Source]) -> int:
-    html = page_file(asked.html)
+    html, wandb = page_file(asked.html), of_wandb() if asked.wandb else None
     price, into = price_of(asked), asked.into or shared(sources)
     found = read([source.text for source in sources], asked.where, ROOT / "outputs" / "cache" / "wandb")
     comparisons = compare(found, asked.reference, asked.sort)
@@ -66,16 +69,33 @@ def report(asked: argparse.Namespace, sources: list[Source]) -> int:
     }
     for path, text in written.items():
         write(path, text, into, "a folder with --into")
-    if html:
-        from precision_lab.report.page import page  # its libraries take a while to load
+    if html or wandb:
+        from precision_lab.report.page import page, sections_of  # its libraries take a while to load
 
-        write(html, page(comparisons, found, price), html, "another file with --html")
+        sections = sections_of(comparisons, price)
+        drawn = page(comparisons, found, price, sections)
+    if html:
+        write(html, drawn, html, "another file with --html")
     console = Console(highlight=False)
     render.show(comparisons, found, console)
     console.print(f"written: {into}/comparison.md, .csv, .json", markup=False, soft_wrap=True)
     if html:
         console.print(f"the page: {html.absolute()}", markup=False, soft_wrap=True)
+    if wandb:
+        from precision_lab.report.to_wandb import hand_over
+
+        secrets = secrets_in(os.environ, words=sys.argv)
+        if place := hand_over(comparisons, found, sections, drawn, wandb, secrets):
+            console.print(f"in W&B: {place}", markup=False, soft_wrap=True)
     return 0
+
+
+def of_wandb() -> Config:
+    """Mode, project and folder of W&B, as for every run."""
+    asked = compose([])
+    if asked.wandb.mode is WandbMode.disabled:
+        raise InputError("--wandb and WANDB_MODE=disabled contradict each other; set it to offline or online.")
+    return asked
 
 
 def page_file(name: str | None) -> Path | None:

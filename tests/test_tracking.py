@@ -141,6 +141,13 @@ def test_what_wandb_is_given(wandb, tmp_path):
     assert (mirror.state, mirror.id, mirror.url) == ("offline", "an-id", None)
 
 
+def test_an_empty_mode_of_the_environment_is_none(wandb, tmp_path, monkeypatch):
+    stand_in = wandb()
+    monkeypatch.setenv("WANDB_MODE", "")
+    stand_in.Settings = lambda **settings: pytest.fail("W&B would refuse it") if "WANDB_MODE" in os.environ else settings
+    assert Mirror(asked("offline"), tmp_path, **INIT).state == "offline"
+
+
 def test_a_tag_that_wandb_would_refuse_the_run_for_is_cut(wandb, tmp_path):
     stand_in = wandb()
     Mirror(asked("offline"), tmp_path, **INIT | {"tags": ["t" * 65, "", "bf16", "t" * 66, "t" * 64 + "u"]})

@@ -19,6 +19,7 @@ DASHES = ((1, 0), (7, 3), (2, 2), (9, 3, 2, 3), (12, 4), (4, 2, 1, 2))
 SHAPES = ("circle", "square", "triangle-up", "diamond", "triangle-down", "triangle-right")
 KIND_COLOURS = ("#0072B2", "#56B4E9", "#009E73", "#E69F00", "#D55E00", "#CC79A7", "#F0E442", "#999999")
 MARKERS = 5  # on a line of many points
+PICTURE = 760  # pixels of a chart's width without a page, half of the file's
 ROW = 40  # pixels of an arm in a chart with an arm a row
 FAR = 10  # times the outermost points, where the axis of the speed ratios ends at the latest
 LABELLED = 0.05  # of the longest bar: shorter parts have no room for their number
@@ -251,6 +252,55 @@ def _spec(chart: altair.LayerChart, height: int, caption: str, sets: dict[str, l
     made = chart.properties(width="container", height=height, description=caption).to_dict()
     made |= {"config": _CONFIG, "autosize": {"type": "fit-x", "contains": "padding"}, "datasets": sets}
     return {key: value for key, value in made.items() if key != "$schema"}
+
+
+# --- pictures ----------------------------------------------------------------------------------------------------
+
+
+def picture(spec: Spec, keys: Sequence[Key], title: str, below: str) -> bytes:
+    """A PNG of a chart, with title, subtitle and legend: alone, it has no page around it."""
+    import vl_convert
+
+    config = _CONFIG | {
+        "background": "white",
+        "axisY": {"labelLimit": 0.3 * PICTURE},  # a page's is by its width
+        "title": {"anchor": "start", "fontSize": 15, "subtitleFontSize": 12, "offset": 12, "limit": PICTURE},
+    }
+    chart = {key: value for key, value in spec.items() if key not in ("config", "autosize", "datasets")}
+    whole = {
+        "title": {"text": title, "subtitle": below},
+        "vconcat": [*([_legend(keys)] if keys else []), chart | {"width": PICTURE}],
+        "datasets": spec["datasets"],
+        "config": config,
+    }
+    return vl_convert.vegalite_to_png(whole, scale=2)
+
+
+def _legend(keys: Sequence[Key]) -> Spec:
+    """As the page has it in HTML: line and marker of an arm, or number on a colour, with the label."""
+    wide = min(PICTURE, 60 + 8 * max(len(key.label) for key in keys))  # pixels of an entry
+    columns = max(1, PICTURE // wide)
+    values = [
+        {"label": key.label, "colour": key.colour, "dash": list(key.dash), "shape": key.shape or "square",
+         "number": key.number, "ink": key.ink, "size": 80 if key.shape else 300, "y": 20 * (n // columns) + 10,
+         **{name: wide * (n % columns) + x for name, x in (("from", 0), ("middle", 18), ("to", 36), ("label_at", 44))}}
+        for n, key in enumerate(keys)
+    ]  # fmt: skip
+    y = altair.Y("y:Q", scale=None, axis=None)
+    x, middle, beside = (altair.X(f"{at}:Q", scale=None, axis=None) for at in ("from", "middle", "label_at"))
+    colour, ink = (altair.Color(f"{name}:N", scale=None) for name in ("colour", "ink"))
+    drawn = altair.Chart(altair.Data(values=values)).properties(width=PICTURE, height=20 * -(-len(keys) // columns))
+    line = drawn.mark_rule(strokeWidth=2).encode(
+        x, altair.X2("to:Q"), y, colour, altair.StrokeDash("dash:N", scale=None)
+    )
+    shape, size = altair.Shape("shape:N", scale=None), altair.Size("size:Q", scale=None)
+    mark = drawn.mark_point(filled=True, opacity=1).encode(middle, y, colour, shape, size)
+    number = drawn.mark_text(fontSize=12).encode(middle, y, ink, altair.Text("number:Q"))
+    label = drawn.mark_text(align="left", fontSize=12, limit=wide - 50).encode(beside, y, altair.Text("label:N"))
+    parts = [line, mark] if keys[0].shape else [mark, number]
+    return {
+        key: value for key, value in altair.layer(*parts, label).to_dict().items() if key not in ("$schema", "config")
+    }
 
 
 def javascript() -> str:

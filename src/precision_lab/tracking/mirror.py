@@ -64,6 +64,8 @@ class Mirror:
 
     def _start(self, asked: WandbConfig, folder: Path, init: dict[str, Any]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
+        if os.environ.get("WANDB_MODE") == "":  # unset, to us: W&B refuses it
+            del os.environ["WANDB_MODE"]
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # else even offline looks up a host
         os.environ.setdefault("WANDB_SILENT", "true")  # the setting below comes too late for the login's line
         import wandb
@@ -124,12 +126,12 @@ class Mirror:
 
         self._try(what, hand_over)
 
-    def artifact(self, name: str, kind: str, path: Path) -> None:
-        """Hand over a file that stays where it is: it is read from there when it is uploaded."""
+    def artifact(self, name: str, kind: str, path: Path, stays: bool = True) -> None:
+        """Hand over a file. One that `stays` is read where it is when it is uploaded, of another W&B makes a copy."""
 
         def hand_over() -> None:
             artifact = self._wandb.Artifact(name, type=kind)
-            artifact.add_file(str(path), policy="immutable")
+            artifact.add_file(str(path), policy="immutable" if stays else "mutable")
             self._run.log_artifact(artifact)
 
         self._try("file", hand_over)
