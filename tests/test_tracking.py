@@ -144,7 +144,9 @@ def test_what_wandb_is_given(wandb, tmp_path):
 def test_an_empty_mode_of_the_environment_is_none(wandb, tmp_path, monkeypatch):
     stand_in = wandb()
     monkeypatch.setenv("WANDB_MODE", "")
-    stand_in.Settings = lambda **settings: pytest.fail("W&B would refuse it") if "WANDB_MODE" in os.environ else settings
+    stand_in.Settings = lambda **settings: (
+        pytest.fail("W&B would refuse it") if "WANDB_MODE" in os.environ else settings
+    )
     assert Mirror(asked("offline"), tmp_path, **INIT).state == "offline"
 
 
