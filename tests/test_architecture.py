@@ -38,6 +38,7 @@ TORCH_FREE += ["tracking.runs", "tracking.inspector", "tracking.server", "tracki
 TORCH_FREE += ["probe.predictions", "arguments", "ranges", "report.memory", "code", "streams", "sizes", "findings"]
 MAY_IMPORT = {
     "wandb": {"tracking.mirror", "tracking.server"},
+    "wandb_workspaces": {"tracking.view"},
     "altair": {"report.drawing"},
     "vl_convert": {"report.drawing"},
     "jinja2": {"report.page"},

@@ -25,6 +25,7 @@ from precision_lab.report.warnings import warnings_of
 from precision_lab.tracking.mirror import Mirror
 from precision_lab.tracking.words import without_secrets
 
+TABLE = "arms"  # by which a saved view shows it
 UPLOAD_S = 60  # that the pictures and the page may take
 
 
@@ -65,7 +66,7 @@ def hand_over(
         config=clean(config),
     )
     header, rows = files.as_table(comparisons)
-    mirror.table("arms", clean(header), clean(storable(rows)))
+    mirror.table(TABLE, clean(header), clean(storable(rows)))
     with tempfile.TemporaryDirectory() as place:
         _hand_over_pictures(mirror, sections, Path(place), clean)
         mirror.page("page", clean(page))

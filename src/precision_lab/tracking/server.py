@@ -72,11 +72,7 @@ def runs_of(asked: Project, kept: Kept) -> list[Told]:
 
     InputError where there is no login, project or answer, if the answer is none of W&B's, and if no run fits.
     """
-    # Both are read when wandb is loaded: no question for a login, and no host looked up but the server.
-    os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
-    os.environ.setdefault("WANDB_SILENT", "true")
-    import wandb
-
+    wandb = loaded()
     try:
         with _own_folder():
             api = wandb.Api(overrides={"entity": asked.entity})
@@ -84,12 +80,21 @@ def runs_of(asked: Project, kept: Kept) -> list[Told]:
     except InputError:
         raise
     except Exception as error:
-        raise InputError(f"{asked.text} cannot be read: {_why(asked, error)}") from error
+        raise InputError(f"{asked.text} cannot be read: {why(asked.entity, asked.project, error)}") from error
     finally:
-        _close(wandb)
+        close(wandb)
 
 
-def _close(wandb: Any) -> None:
+def loaded() -> Any:
+    """The package, which asks for no login, and looks up no host but the server."""
+    os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # both are read when it is loaded
+    os.environ.setdefault("WANDB_SILENT", "true")
+    import wandb
+
+    return wandb
+
+
+def close(wandb: Any) -> None:
     """End W&B's process. Where a request had no answer it may not end (0.31), and would be waited for to the last."""
     worker = Worker()
     with suppress(Exception):
@@ -141,7 +146,7 @@ def _told(asked: Project, api: Any, kept: Kept) -> Iterator[Told]:
         yield known or Told(places[run_id], run_id, FILES[ours[run_id].job_type], None, [], lost)
 
 
-def _why(asked: Project, error: Exception) -> str:
+def why(entity: str, project: str, error: Exception) -> str:
     """A sentence on what W&B's library raised."""
     lines = str(error).strip().split("\n")
     said = lines[0].removeprefix("input: ").rstrip(".") or type(error).__name__
@@ -150,7 +155,7 @@ def _why(asked: Project, error: Exception) -> str:
     if "No API key" in said:
         return "there is no W&B login here. Run `wandb login`, or set WANDB_API_KEY."
     if said.startswith("Could not find project"):
-        return f"its server knows no project {asked.entity}/{asked.project}, or does not show it to this login."
+        return f"its server knows no project {entity}/{project}, or does not show it to this login."
     if type(error).__name__ == "ValidationError":  # pydantic's, of W&B's settings: how many, then which, then why
         return f"W&B's own settings are wrong ({': '.join(line.strip() for line in lines[1:3])})."
     if type(error).__module__.startswith("wandb."):

@@ -27,7 +27,8 @@ def words_of(
         "emulate": emulate,
         "model": open_sets.label(config["model"]),
         "dataset": open_sets.label(config["dataset"]),
-        "device_name": environment["fingerprint"].get("model"),
+        "device_name": (device_name := environment["fingerprint"].get("model")),
+        "precision_on_device": f"{arm} on {device_name}",  # a chart of W&B's groups by one key
         "host": environment["host"],
         "seed": config["seed"],
         "compile": (config.get("device") or {}).get("compile"),
