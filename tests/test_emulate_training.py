@@ -404,7 +404,7 @@ def test_wandb_can_tell_emulated_runs_from_others(monkeypatch, tmp_path):
     class Mirror:
         state, id, url = "offline", None, None
 
-        def __init__(self, asked, outputs, slack, upload_s, **init):
+        def __init__(self, asked, outputs, slack, upload_s, complete, **init):
             given.append(init)
 
     monkeypatch.setattr(of_folder, "Mirror", Mirror)

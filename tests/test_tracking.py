@@ -19,7 +19,7 @@ from precision_lab.tracking import mirror as tracking
 from precision_lab.tracking.mirror import Mirror
 
 INIT = dict(name="mlp_digits_bf16_s0_cpu_01234567", group="g", job_type="train", tags=["bf16"], config={"seed": 0})
-LOCAL_FILES = "the run folder is complete"
+LOCAL_FILES = "what was written is complete"
 
 
 def asked(mode):

@@ -58,7 +58,7 @@ def hand_over(
         without_secrets(asked.wandb, secrets),
         folder,
         upload_s=UPLOAD_S,
-        complete="the comparison is",
+        complete="the comparison is complete",
         name=f"compare_{subject}",
         job_type="compare",
         group="compare",

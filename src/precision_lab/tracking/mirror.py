@@ -37,13 +37,13 @@ class Mirror:
         folder: Path,
         slack: float = 1,
         upload_s: float = 0,
-        complete: str = "the run folder is",
+        complete: str = "what was written is complete",
         **init: Any,
     ):
         """W&B's files go to `folder`/wandb, shared by all runs of a project, so that one viewer sees them all.
 
         `slack` times as long as usual is waited for a server, where no training has to go on, and at the end
-        `upload_s` more for files. `complete` says in a warning what is complete without W&B: `the run folder is`.
+        `upload_s` more for files. `complete` says in a warning what is there without W&B.
         """
         self._complete = complete
         self.state = asked.mode.name
@@ -170,7 +170,7 @@ class Mirror:
         text = str(error).strip().split("\n")[0].replace("<no message>", "refused by the server")
         if isinstance(error, TimeoutError):
             text = f"no answer to {what} in {self._patience[what]:g} s"
-        log.warning("W&B stopped (%s: %s); nothing else does, %s complete.", type(error).__name__, text, self._complete)
+        log.warning("W&B stopped (%s: %s); nothing else does, %s.", type(error).__name__, text, self._complete)
 
     def _leave(self) -> None:
         if self._worker:

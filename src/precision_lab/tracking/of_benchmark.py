@@ -21,15 +21,13 @@ DAMAGED = (KeyError, TypeError, AttributeError, ValueError)  # what a benchmark.
 class BenchmarkMirror(FolderMirror):
     """Holds the whole record, its columns as a table, and the ratios that are trusted."""
 
-    record = "benchmark.json"
+    record = held = "benchmark.json"
 
     def __init__(self, folder: Path, outputs: Path, told: dict[str, Any], asked: WandbConfig, slack: float = 1):
         """`told` is what benchmark.json holds; one of DAMAGED, with nothing begun, where that is no benchmark."""
         name, words, rows = _name(told), _words(told), rows_of(told)
         self.figures(told)
-        super().__init__(
-            folder, outputs, asked, slack, name=name, job_type="benchmark", complete="benchmark.json is", **words
-        )
+        super().__init__(folder, outputs, asked, slack, name=name, job_type="benchmark", **words)
         self.mirror.table("columns", HEADER, rows)
 
     def figures(self, told: dict[str, Any]) -> dict[str, Any]:

@@ -55,7 +55,7 @@ def memory_rows(result: dict[str, Any]) -> list[list[Any]]:
 class FolderMirror:
     """Writes it. No failure stops anything: `state` is the mode of W&B, or `degraded`."""
 
-    record = "result.json"  # the file that tells all of the folder
+    record, held = "result.json", "the run folder"  # the file that tells all of the folder, and what it is in words
 
     def __init__(self, folder: Path, outputs: Path, asked: WandbConfig, slack: float = 1, **words: Any):
         """`words` are name, job_type, group, tags and config; W&B's files go to `outputs`/wandb."""
@@ -65,7 +65,8 @@ class FolderMirror:
         place = folder.relative_to(outputs).as_posix() if folder.is_relative_to(outputs) else folder.name
         config = words.pop("config") | {"folder": place, "replaces": replaces, "job_type": words.get("job_type")}
         upload_s = UPLOAD_S if Extra.checkpoint in asked.extras else 0
-        self.mirror = Mirror(asked, outputs, slack, upload_s, config=config, **words)
+        complete = f"{self.held} is complete, and scripts/mirror.py makes up for it"
+        self.mirror = Mirror(asked, outputs, slack, upload_s, complete, config=config, **words)
         self.ledger = Ledger(self.mirror.id, self.state, url=self.mirror.url, replaces=replaces)
         if self.mirror.id or replaces:  # what W&B had of the folder is not what it holds any more
             self._keep()
