@@ -1,4 +1,4 @@
-"""A server on loopback that answers for one W&B project as W&B's does, from recorded runs; and its runs made of files."""
+"""A server on loopback that answers for one W&B project as W&B's does, from recorded runs."""
 
 import contextlib
 import http.server

@@ -37,7 +37,7 @@ def files_in(folder: Path) -> list[Path]:
     `latest-run` is a link to a folder that is there as well.
     """
     if not os.path.isdir(folder):
-        raise InputError(f"wandb-offline:{folder} is not a folder; name the one that holds W&B's files, outputs/wandb.")
+        raise InputError(f"wandb-offline:{folder} is not a folder; name one of W&B's files, such as outputs/wandb.")
     runs = [
         one
         for top in (folder, folder / "wandb")
@@ -46,7 +46,7 @@ def files_in(folder: Path) -> list[Path]:
     ]
     found = [file for run in [*runs, folder] for file in sorted(run.glob("run-*.wandb")) if file.is_file()]
     if not found:
-        raise InputError(f"wandb-offline:{folder} holds no W&B file; name the folder of runs, such as outputs/wandb.")
+        raise InputError(f"wandb-offline:{folder} holds no W&B file; name a folder that does, such as outputs/wandb.")
     return found
 
 
