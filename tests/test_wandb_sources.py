@@ -16,6 +16,7 @@ from precision_lab.config import ROOT
 from precision_lab.errors import InputError
 from precision_lab.report import sources
 from precision_lab.report.compare import compare
+from precision_lab.report.curves import Logs
 from precision_lab.report.read import read
 from precision_lab.tracking import inspector, server
 from precision_lab.tracking.runs import Kept, Told, told_of
@@ -53,6 +54,9 @@ def test_a_project_s_runs_and_benchmarks_are_compared_as_those_of_folders(tmp_pa
     assert [run.folder for run in of_wandb.runs] == ["wandb:team/project/fp32", "wandb:team/project/bf16"]
     assert of_wandb.benchmarks[0].folder == "wandb:team/project/b"
     assert of_wandb.sources == ["wandb:team/project"]
+    logs = Logs(compare(of_wandb)[0])
+    reason = "read from W&B, which tells the result alone, and no metrics.jsonl"
+    assert logs.problems == [(f"wandb:team/project/{arm}", reason) for arm in ("fp32", "bf16")]
     rows = [compare(found)[0].rows for found in (of_wandb, of_folders)]
     assert [row.figures for row in rows[0]] == [row.figures for row in rows[1]]
     assert rows[0][1].timing.ratio.value == 1.5

@@ -49,13 +49,16 @@ class Logs:
         self._of: dict[str, dict[str, Values]] = {}
         for row in comparison.rows:
             for run in told_of(row):
-                self._of[run.folder] = self._read(run.folder)
+                self._of[run.folder] = self._read(run.folder, run.of_wandb)
 
     def values(self, name: str) -> Callable[[Run], Values]:
         """What gives the recorded values of that metric of a run."""
         return lambda run: self._of.get(run.folder, {}).get(name, {})
 
-    def _read(self, folder: str) -> dict[str, Values]:
+    def _read(self, folder: str, of_wandb: bool) -> dict[str, Values]:
+        if of_wandb:
+            self.problems.append((folder, "read from W&B, which tells the result alone, and no metrics.jsonl"))
+            return {}
         found: dict[str, Values] = {name: {} for name in READ}
         try:
             for line in read_file(Path(folder) / "metrics.jsonl").decode().splitlines():

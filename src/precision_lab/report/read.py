@@ -42,6 +42,7 @@ class Run:
     """What a comparison needs of one run."""
 
     folder: str  # or where W&B has it
+    of_wandb: bool  # read from there: of what lies in its folder there is its result alone
     name: str  # of the experiment, else of its model and data
     arm: str
     precision: str  # the whole precision group as JSON: the arm's identity
@@ -97,7 +98,7 @@ def read(sources: Sequence[str | os.PathLike[str]], where: Sequence[str] = (), c
         elif benchmark:
             found.benchmarks.append(benchmark)
         elif all([condition.fits(result) for condition in conditions]):  # each sees every run
-            _take(result, record.place, found)
+            _take(result, record, found)
     for condition in conditions:
         condition.check()
     if not found.runs and any(condition.fitted for condition in conditions):
@@ -194,7 +195,7 @@ def _is_number(value: Any) -> bool:
     return value is None or (number and abs(value) < _TOO_LARGE)
 
 
-def _take(result: dict[str, Any], place: str, found: Found) -> None:
+def _take(result: dict[str, Any], record: Record, found: Found) -> None:
     signature, config = result["experiment_signature"], result["config"]
     if signature not in found.configs:
         found.configs[signature] = flat(counted(config))
@@ -203,7 +204,8 @@ def _take(result: dict[str, Any], place: str, found: Found) -> None:
     order = {key: place for place, key in enumerate(_TELLING)}
     found.runs.append(
         Run(
-            folder=plain(place),
+            folder=plain(record.place),
+            of_wandb=record.of_wandb,
             name=plain(name),
             arm=plain(result["arm"]),
             precision=json.dumps(counted_arm(config["precision"]), sort_keys=True),
