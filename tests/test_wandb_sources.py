@@ -173,6 +173,10 @@ HOW = "write wandb:entity/project, or wandb:entity/project?seed=0,1&state=finish
         ("wandb:a/b?seed=0,,1", f"wandb:a/b?seed=0,,1: seed=0,,1 is no filter; {HOW}"),
         ("wandb:a/b?=0", f"wandb:a/b?=0: =0 is no filter; {HOW}"),
         ("s3://bucket", f"s3://bucket is not a folder; {sources.KINDS}."),
+        ("wandb-offline:",
+         "wandb-offline: names no folder; write wandb-offline:DIR, such as wandb-offline:outputs/wandb."),
+        ("wandb-offline:~no one/x",
+         "wandb-offline:~no one/x is not a folder; name one of W&B's files, such as outputs/wandb."),
         ("wandb-offline:/no", "wandb-offline:/no is not a folder; name one of W&B's files, such as outputs/wandb."),
         ("wandb-offline:{empty}",
          "wandb-offline:{empty} holds no W&B file; name a folder that does, such as outputs/wandb."),
@@ -579,8 +583,20 @@ def test_what_the_inspector_cannot_read_is_named_and_so_is_what_was_killed_at_on
         (tmp_path / f"offline-run-20261101_000000-{name}" / f"run-{name}.wandb").write_bytes(text)
     found = read([f"wandb-offline:{tmp_path}"], cache=tmp_path / "cache")
     place = f"{tmp_path}/offline-run-20261101_000000"
-    assert found.skipped == [(f"{place}-a", NOT_YET), (f"{place}-b", "W&B's inspector cannot read its file")]
+    assert found.skipped[0] == (f"{place}-a", NOT_YET)
+    folder, reason = found.skipped[1]
+    assert folder == f"{place}-b"
+    assert re.match(r"W&B's inspector cannot read its file \(transactionlog: bad header: .*\)$", reason)
     assert len(list((tmp_path / "cache").iterdir())) == 1  # an unread one is asked for again
+
+
+@pytest.mark.parametrize(
+    ("program", "reason"), [("raise SystemExit('broken')", "broken"), ("import time; time.sleep(30)", "no answer")]
+)
+def test_an_inspector_that_does_not_work_is_told_of_and_not_waited_for(tmp_path, monkeypatch, program, reason):
+    monkeypatch.setattr(inspector, "_TELL_EACH", program)
+    monkeypatch.setattr(inspector, "PATIENCE_S", 1)
+    assert inspector._inspected([tmp_path / "a", tmp_path / "b"]) == [reason, "no answer"]
 
 
 def test_only_files_that_have_changed_are_inspected_again(tmp_path, monkeypatch):

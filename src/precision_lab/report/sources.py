@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from precision_lab.errors import InputError
+from precision_lab.errors import InputError, require
 from precision_lab.report.benchmarks import FILE as BENCHMARK
 from precision_lab.tracking import inspector, server
 from precision_lab.tracking.runs import Kept, Told
@@ -48,7 +48,9 @@ def source_of(text: str | os.PathLike[str]) -> Source:
     if typed.startswith("wandb:"):
         return Source(typed, project=server.project_of(typed), of_wandb=True)
     if typed.startswith("wandb-offline:"):
-        folder = Path(typed.removeprefix("wandb-offline:")).expanduser()  # which a shell leaves to us after a colon
+        name = typed.removeprefix("wandb-offline:")
+        require(bool(name), f"{typed} names no folder; write wandb-offline:DIR, such as wandb-offline:outputs/wandb.")
+        folder = Path(os.path.expanduser(name))  # a shell leaves that to us after a colon
         inspector.files_in(folder)
         return Source(typed, folder, of_wandb=True)
     if not os.path.isdir(typed):

@@ -24,7 +24,8 @@ for path in sys.argv[1:]:
         runpy.run_module("wandb", run_name="__main__")
     except SystemExit:
         pass
-    print("\\x1e", flush=True)
+    for stream in (sys.stdout, sys.stderr):
+        print("\\x1e", file=stream, flush=True)
 """
 BATCH, AT_ONCE = 25, 4  # files of a process, processes
 PATIENCE_S = 60  # of a process
@@ -64,7 +65,7 @@ def runs_in(folder: Path, kept: Kept) -> list[Told]:
         for asked, answers in zip(batches, pool.map(_inspected, batches), strict=True):
             for file, answer in zip(asked, answers, strict=True):
                 told[file] = _told(file, answer)
-                if answer is not None:
+                if isinstance(answer, dict):
                     kept.keep(told[file], _key(file), stamps[file])
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
@@ -83,28 +84,28 @@ def _stamp(file: Path) -> list[Any]:
     return [state.st_size, state.st_mtime_ns]
 
 
-def _told(file: Path, answer: dict[str, Any] | None) -> Told:
+def _told(file: Path, answer: dict[str, Any] | str) -> Told:
     place, run_id = str(file.parent), file.stem.removeprefix("run-")  # an empty file tells no id
-    if answer is None:
-        return Told(place, run_id, FILES["train"], None, [], "W&B's inspector cannot read its file")
+    if isinstance(answer, str):
+        return Told(place, run_id, FILES["train"], None, [], f"W&B's inspector cannot read its file ({answer})")
     config, summary = (value if isinstance(value := answer.get(key), dict) else {} for key in ("config", "summary"))
     # A run that was killed early told W&B nothing of itself.
     return told_of(place, run_id, config.get("job_type") if config else "train", config, summary)
 
 
-def _inspected(files: list[Path]) -> list[dict[str, Any] | None]:
-    """What the inspector says of each; None where it says nothing of use."""
+def _inspected(files: list[Path]) -> list[dict[str, Any] | str]:
+    """What the inspector says of each, or why it says nothing of use."""
     quiet = {"WANDB_ERROR_REPORTING": "false", "WANDB_SILENT": "true"}
     command = [sys.executable, "-c", _TELL_EACH, *map(str, files)]
     try:
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, env=os.environ | quiet, timeout=PATIENCE_S
         )
-        text = done.stdout
     except subprocess.TimeoutExpired as late:
-        text = late.stdout or b""
-    answers = [_object_in(part) for part in text.split(b"\x1e")]
-    return (answers + [None] * len(files))[: len(files)]
+        done = late
+    both = ((text or b"").split(b"\x1e") + [b""] * len(files) for text in (done.stdout, done.stderr))
+    said, complained = (parts[: len(files)] for parts in both)
+    return [_object_in(text) or _last_line(error) for text, error in zip(said, complained, strict=True)]
 
 
 def _object_in(text: bytes) -> dict[str, Any] | None:
@@ -113,3 +114,8 @@ def _object_in(text: bytes) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         return None
     return told if isinstance(told, dict) else None
+
+
+def _last_line(text: bytes) -> str:
+    lines = text.decode(errors="backslashreplace").strip().splitlines()
+    return lines[-1].removeprefix("Error: ")[:200] if lines else "no answer"
