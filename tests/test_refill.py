@@ -329,6 +329,28 @@ def test_a_folder_that_does_not_tell_what_was_run_is_named(package, tmp_path, fi
     assert outcome.text.startswith("its files do not tell what was run (")
 
 
+def test_what_is_damaged_in_a_folder_is_no_traceback(package, tmp_path):
+    package()
+    folder = trained(tmp_path, "wandb.mode=disabled", "wandb.extras=[op_map]")
+    rows = [
+        b"\xff\xfe",
+        b"null",
+        b'{"train/step": 5, "nonfinite": 3, "x": {"a": 1}}',
+        b'{"train/step": 7, "train/loss"',
+    ]
+    (folder / "metrics.jsonl").write_bytes(b"\n".join(rows))
+    (folder / "probe" / "op_map.json").write_text('{"columns": 3}')
+    (folder / "wandb.json").write_text('{"id": "a", "replaces": "bc"}')
+    late = package()
+    assert kinds([tmp_path]) == ["mirrored"]
+    assert [line["train/step"] for line in late.lines()] == [5]
+    assert late.given()["config"]["replaces"] == []
+    (folder / "train.log").unlink()
+    (folder / "train.log").mkdir()
+    (outcome,) = refill([tmp_path], OFFLINE)
+    assert (outcome.kind, "train.log is not a file" in outcome.text) == ("left out", True)
+
+
 def test_it_ends_where_w_and_b_fails(package, tmp_path):
     for seed in range(3):
         trained(tmp_path, "wandb.mode=disabled", f"seed={seed}")

@@ -223,7 +223,8 @@ def finite(values: Mapping[str, float | None]) -> dict[str, Any]:
 def restored(line: Mapping[str, Any]) -> dict[str, Any]:
     """What `finite` made a line of metrics.jsonl of, NaN and infinity as such."""
     told = line.get("nonfinite")
-    bad = {name: value for name in told if (value := number_in(line, name)) is not None} if told else {}
+    names = told if isinstance(told, dict) else ()
+    bad = {name: value for name in names if (value := number_in(line, name)) is not None}
     return {name: value for name, value in line.items() if name != "nonfinite"} | bad
 
 

@@ -41,7 +41,8 @@ def ledger_of(folder: Path) -> Ledger:
     with suppress(TypeError):
         made = Ledger(**{key: told[key] for key in empty if key in told})
         ids = [made.id, *made.replaces]
-        if isinstance(made.lines, int) and all(isinstance(one, str | None) for one in [*ids, made.status]):
+        texts = all(isinstance(one, str | None) for one in [*ids, made.status])
+        if texts and isinstance(made.lines, int) and isinstance(made.replaces, list):
             return made
     return Ledger()
 
@@ -113,7 +114,7 @@ class FolderMirror:
         if Extra.memory in extras and (rows := memory_rows(told)):
             self.mirror.table("memory_at_peak", ["phase", "kind", "mib"], rows)
         op_map = read_json(self.folder / "probe" / "op_map.json")
-        if Extra.op_map in extras and op_map:
+        if Extra.op_map in extras and {"columns", "rows"} <= set(op_map):
             self.mirror.table("op_map", op_map["columns"], op_map["rows"])
         if Extra.config in extras and (path := self.folder / "config.yaml").is_file():
             self.mirror.artifact(f"config-{name}", "config", path)

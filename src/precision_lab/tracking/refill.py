@@ -84,6 +84,8 @@ def _refill_one(folder: Path, wish: Wish) -> Outcome:
                 held.enter_context(folders.hold(folder).log)
             except folders.Busy as owner:
                 raise _LeftOut(f"is being run ({owner})") from owner
+            except InputError as error:
+                raise _LeftOut(str(error)) from error
             status, reason, lines, begin = _run(folder, wish)
         ledger = ledger_of(folder)
         if not wish.again and _is_whole(folder, ledger, status, len(lines)):
@@ -93,7 +95,7 @@ def _refill_one(folder: Path, wish: Wish) -> Outcome:
             mirror.log(line)
         mirror.finish(status, reason, late=True)
         if mirror.state == "degraded":
-            return Outcome(folder, "degraded", f"W&B has it not whole, {mirror.ledger.id or 'not begun'}")
+            return Outcome(folder, "degraded", f"W&B has no whole run of it ({mirror.ledger.id or 'none begun'})")
         where = mirror.ledger.url or mirror.ledger.id
         return Outcome(folder, "mirrored", f"{status}, {len(lines)} log points, {mirror.state}: {where}")
 
