@@ -23,7 +23,8 @@ import torch
 
 import bad_input
 from precision_lab import arguments
-from precision_lab.config import ROOT
+from precision_lab.config import ROOT, compose
+from precision_lab.errors import InputError
 
 TRAIN = ROOT / "train.py"
 PRECISIONS = "auto, bf16, bf16_pure, fp16, fp16_unscaled, fp32, fp32_perturbed, tf32"
@@ -561,3 +562,25 @@ def test_help_and_the_composed_config_need_no_torch(python_train, words):
 def test_the_repository_gained_no_hydra_folder():
     assert not Path(ROOT, ".hydra").exists()
     assert not Path(ROOT, "multirun").exists()
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        (
+            "wandb.extras=[foo]",
+            "wandb.extras[0]=foo is not valid; valid are memory, op_map, config, checkpoint, alert.",
+        ),
+        ("wandb.extras=memory", "it must be a list, such as wandb.extras=[memory,op_map,config,checkpoint,alert]."),
+        ("tags=night", "tags is not valid; it must be a list, such as tags=[a,b]."),
+    ],
+)
+def test_a_list_of_words_tells_its_words(word, said):
+    with pytest.raises(InputError) as refused:
+        compose([word])
+    assert str(refused.value).endswith(said)
+
+
+def test_an_op_map_of_a_compiled_model_is_refused():
+    with pytest.raises(InputError, match=r"wandb.extras=\[op_map\] looks at modules one by one"):
+        compose(["wandb.extras=[op_map]", "device.compile=true"])

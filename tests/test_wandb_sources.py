@@ -157,7 +157,7 @@ def test_filters_become_mongodb_s(query, conditions):
     json.dumps(asked.filters, allow_nan=False)
 
 
-HOW = "write wandb:entity/project, or wandb:entity/project?seed=0,1&state=finished to choose among its runs."
+HOW = "write wandb:entity/project, or wandb:entity/project?precision=bf16&seed=0,1 to choose among its runs."
 
 
 @pytest.mark.parametrize(

@@ -132,7 +132,11 @@ def _of_value(text: str, key: str, schema: type) -> str:
         return f"{shown} is not valid; valid are {', '.join(one.name for one in wanted)}."
     if is_dataclass(wanted) or wanted is dict:
         return f"{shown} is not valid; it holds keys of its own, such as {key}.KEY=VALUE."
-    return f"{shown} is not valid; it must be {_KINDS.get(wanted, f'a list, such as {key}=[a,b]')}."
+    if get_origin(wanted) is list:
+        (item,) = get_args(wanted)
+        known = ",".join(one.name for one in item) if isinstance(item, type) and issubclass(item, Enum) else "a,b"
+        return f"{shown} is not valid; it must be a list, such as {key}=[{known}]."
+    return f"{shown} is not valid; it must be {_KINDS[wanted]}."
 
 
 def _type_at(key: str, schema: type) -> Any:
@@ -144,7 +148,9 @@ def _type_at(key: str, schema: type) -> Any:
         node = types.get(name)
         if isinstance(node, UnionType):
             node = next(one for one in get_args(node) if one is not type(None))
-    return get_origin(node) or node
+        if "[" in part and get_origin(node) is list:
+            (node,) = get_args(node)
+    return node if get_origin(node) is list else get_origin(node) or node
 
 
 def _guilty(text: str, overrides: list[str]) -> str:

@@ -20,7 +20,7 @@ from precision_lab.tracking.patience import Worker
 from precision_lab.tracking.runs import FILES, Kept, Told, told_of
 
 PAGE = 50
-HOW = "write wandb:entity/project, or wandb:entity/project?seed=0,1&state=finished to choose among its runs"
+HOW = "write wandb:entity/project, or wandb:entity/project?precision=bf16&seed=0,1 to choose among its runs"
 # What is said of a run itself, by W&B's names for a filter; any other key is one of the run's config.
 ATTRIBUTES = {"state": "state", "group": "group", "tag": "tags", "tags": "tags", "jobType": "jobType"}
 ATTRIBUTES |= {name: name for name in ("name", "display_name", "username")}
