@@ -14,6 +14,7 @@ import time
 import pytest
 
 from precision_lab.config import ROOT
+from wandb_project import Handler as Answering
 
 RUN = ["experiment=smoke", "precision=fp32", "device=cpu", "device.threads=1", "probe.memory=false"]
 
@@ -34,7 +35,7 @@ class Server(http.server.ThreadingHTTPServer):
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
 
-class Handler(http.server.BaseHTTPRequestHandler):
+class Handler(Answering):
     def do_POST(self):
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         if self.headers.get("Content-Encoding") == "gzip":
@@ -66,15 +67,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
     do_GET = do_POST
 
     def answer(self, values):
-        text = json.dumps(values).encode()
-        self.send_response(self.server.status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(text)))
-        self.end_headers()
-        self.wfile.write(text)
-
-    def log_message(self, *_):
-        pass
+        self.send(values, self.server.status)
 
 
 @contextlib.contextmanager
