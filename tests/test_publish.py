@@ -245,7 +245,17 @@ def test_a_view_of_another_project_is_refused(tmp_path):
         server.saved.append({"name": "nw-abc-v", "displayName": "x", "spec": json.dumps(spec_of())})
         words = ["--entity", "team", "--project", "project", "--view", address]
         code, _, err = publish(*words, home=tmp_path, **server.environment)
-    assert (code, err) == (2, f"precision-lab: --view {address} is none of the project team/project.\n")
+    assert (code, err) == (2, f"precision-lab: --view {address} is no view of the project team/project.\n")
+
+
+@pytest.mark.parametrize("address", ["", "rubbish", "http://127.0.0.1/team/project?nw=unknown"])
+def test_an_address_of_no_view_is_refused(tmp_path, address):
+    with serving() as server:
+        words = ["--entity", "team", "--project", "project", "--view", address]
+        code, _, err = publish(*words, home=tmp_path, **server.environment)
+        assert server.saved == []
+    said = f"precision-lab: --view {address} is no saved view of team/project; name the address that was printed.\n"
+    assert (code, err) == (2, said)
 
 
 def test_a_project_that_can_be_none_is_refused(tmp_path):

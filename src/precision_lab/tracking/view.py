@@ -174,19 +174,26 @@ def save(entity: str | None, project: str, group: str | None, over: str | None =
             return None
         owner = entity or api.default_entity
         made = workspace(owner, project, group)
-        if over:
-            import wandb_workspaces.workspaces as ws
-
-            known = ws.Workspace.from_url(over)
-            if (known.entity, known.project) != (owner, project):
-                raise InputError(f"--view {over} is none of the project {owner}/{project}.")
-            for name in ("name", "sections", "settings", "runset_settings"):
-                setattr(known, name, getattr(made, name))
-            made = known
-        return made.save().url
+        return (made if over is None else _in_place_of(over, made)).save().url
     except InputError:
         raise
     except Exception as error:
         raise InputError(f"The view cannot be saved: {server.why(entity or '?', project, error)}") from error
     finally:
         server.close(wandb)
+
+
+def _in_place_of(address: str, made: Any) -> Any:
+    """The view saved before under that address, with all that `made` has."""
+    import wandb_workspaces.workspaces as ws
+
+    place = f"{made.entity}/{made.project}"
+    try:
+        known = ws.Workspace.from_url(address)
+    except ValueError as error:  # no address, or one of nothing
+        raise InputError(f"--view {address} is no saved view of {place}; name the address that was printed.") from error
+    if f"{known.entity}/{known.project}" != place:
+        raise InputError(f"--view {address} is no view of the project {place}.")
+    for name in ("name", "sections", "settings", "runset_settings"):
+        setattr(known, name, getattr(made, name))
+    return known
