@@ -32,14 +32,17 @@ def measure_afterwards(
     It trains: to be called after all that counts. The run is complete without it: what fails is a warning.
     """
     asked, what, by_kind = ready.asked, "memory", None
+    wants_op_map = Extra.op_map in asked.wandb.extras
+    if not (asked.probe.memory or wants_op_map):
+        return None
     try:
-        batches = training_batches(ready)
+        batch = next(training_batches(ready))
         if asked.probe.memory:
-            found |= measure_memory(trainer, batch := next(batches), asked.device.compile)
+            found |= measure_memory(trainer, batch, asked.device.compile)
             by_kind = None if asked.device.compile else peak_by_kind(trainer, batch)
-        if Extra.op_map in asked.wandb.extras:
+        if wants_op_map:
             what = "the op map"
-            _keep_op_map(trainer, next(batches), resolved, folder)
+            _keep_op_map(trainer, batch, resolved, folder)
     except Exception as error:
         log.warning("%s could not be measured: %s: %s", what, type(error).__name__, str(error).split("\n")[0])
     return by_kind

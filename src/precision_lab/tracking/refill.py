@@ -106,10 +106,10 @@ def _is_whole(folder: Path, ledger: Any, status: str, lines: int) -> bool:
     return ledger.whole and (ledger.status, ledger.lines) == (status, lines)
 
 
-Told = tuple[str, str | None, list[dict[str, Any]], Callable[[], FolderMirror]]
+_Prepared = tuple[str, str | None, list[dict[str, Any]], Callable[[], FolderMirror]]
 
 
-def _run(folder: Path, wish: Wish) -> Told:
+def _run(folder: Path, wish: Wish) -> _Prepared:
     """Its status, the reason, its log points, and what begins its W&B run. Raises _LeftOut."""
     result, state = folders.read_json(folder / "result.json"), folders.read_status(folder)
     environment = folders.read_json(folder / "environment.json") | result
@@ -144,7 +144,7 @@ def _timed(line: dict[str, Any], started: float | None) -> dict[str, Any]:
     return line | {"_timestamp": started + line.get("perf/elapsed_s", 0.0)}
 
 
-def _benchmark(folder: Path, wish: Wish) -> Told:
+def _benchmark(folder: Path, wish: Wish) -> _Prepared:
     told = folders.read_json(folder / BENCHMARK)
     try:
         asked = _asked(told["config"], wish)
