@@ -15,6 +15,7 @@ from pathlib import Path
 from precision_lab.config import ROOT, Extra, WandbConfig, WandbMode
 from precision_lab.entry import exit_code, print_what_can_be
 from precision_lab.errors import InputError
+from precision_lab.redaction import redact, secrets_in
 from precision_lab.tracking.refill import Wish, refill
 
 MODES = (WandbMode.offline.name, WandbMode.online.name)
@@ -35,14 +36,15 @@ def wish_of(asked: argparse.Namespace) -> Wish:
     mode = asked.mode or os.environ.get("WANDB_MODE") or MODES[0]
     if mode not in MODES:
         raise InputError(f"W&B's mode {mode} makes no run; valid here are {' and '.join(MODES)}: --mode offline.")
-    names = None if asked.extras is None else [name for name in asked.extras.split(",") if name]
+    names = None if asked.extras is None else [name.strip() for name in asked.extras.split(",") if name.strip()]
     unknown = [name for name in names or [] if name not in Extra.__members__]
     if unknown:
         raise InputError(f"--extras {unknown[0]} is none; valid are {', '.join(Extra.__members__)}.")
     extras = None if names is None else [Extra[name] for name in names]
-    if asked.project is not None:
-        WandbConfig(WandbMode[mode], asked.project, None, [])  # which says what is wrong with it
-    return Wish(WandbMode[mode], asked.project, extras, asked.again)
+    project = redact(asked.project, secrets_in(os.environ, words=sys.argv))
+    if project is not None:
+        WandbConfig(WandbMode[mode], project, None, [])  # which says what is wrong with it
+    return Wish(WandbMode[mode], project, extras, asked.again)
 
 
 def mirror(tops: list[Path], wish: Wish) -> int:

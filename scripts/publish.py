@@ -12,6 +12,7 @@ import sys
 
 from precision_lab.config import WandbConfig, WandbMode
 from precision_lab.entry import exit_code, print_what_can_be
+from precision_lab.redaction import redact, secrets_in
 from precision_lab.tracking.view import save, structure
 
 
@@ -26,7 +27,8 @@ def main(words: list[str]) -> int:
 
 
 def publish(asked: argparse.Namespace) -> int:
-    project = asked.project or os.environ.get("WANDB_PROJECT") or "precision-lab"
+    named = os.environ.get("WANDB_PROJECT") or "precision-lab" if asked.project is None else asked.project
+    project = redact(named, secrets_in(os.environ, words=sys.argv))
     WandbConfig(WandbMode.online, project, None, [])  # which says what is wrong with it
     print("\n".join(structure(asked.group)))
     address = None if asked.dry_run else save(asked.entity, project, asked.group, asked.view)

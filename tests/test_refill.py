@@ -209,12 +209,13 @@ def test_a_run_that_is_run_over_is_not_taken_for_whole(package, tmp_path, monkey
     assert run(compose([*SMALL_RUN, *words]), sweep=True) == 0
     (folder,) = tmp_path.glob("sweeps/n/*")
     first = ledger_of(folder)
-    package(init=ConnectionError("gone"))
+    package(init=ConnectionError("gone"))  # and an id that W&B may have begun is known
     monkeypatch.setattr(run_module, "_a_job_ran", False)
     assert run(compose([*SMALL_RUN, *words, "rerun=all"]), sweep=True) == 0
     late = package()
     assert kinds([tmp_path]) == ["mirrored"]
-    assert late.given()["config"]["replaces"] == [first.id]
+    replaced = late.given()["config"]["replaces"]
+    assert (replaced[0], len(replaced)) == (first.id, 2)
 
 
 def test_values_that_are_not_finite_come_back_as_such(package, tmp_path):
@@ -300,7 +301,7 @@ def test_a_run_that_is_going_on_is_left_alone(tmp_path):
         (outcome,) = refill([tmp_path], OFFLINE)
         other.kill()
     assert outcome.kind == "left out"
-    assert outcome.text.startswith("is being run (")
+    assert outcome.text.startswith("is being run, or mirrored (")
     assert not (folder / "wandb.json").exists()
 
 
@@ -335,11 +336,11 @@ def test_what_is_damaged_in_a_folder_is_no_traceback(package, tmp_path):
     rows = [
         b"\xff\xfe",
         b"null",
-        b'{"train/step": 5, "nonfinite": 3, "x": {"a": 1}}',
+        b'{"train/step": 5, "nonfinite": 3, "perf/elapsed_s": "x"}',
         b'{"train/step": 7, "train/loss"',
     ]
     (folder / "metrics.jsonl").write_bytes(b"\n".join(rows))
-    (folder / "probe" / "op_map.json").write_text('{"columns": 3}')
+    (folder / "probe" / "op_map.json").write_text('{"columns": ["a", "b"], "rows": [[1]]}')
     (folder / "wandb.json").write_text('{"id": "a", "replaces": "bc"}')
     late = package()
     assert kinds([tmp_path]) == ["mirrored"]
@@ -351,11 +352,52 @@ def test_what_is_damaged_in_a_folder_is_no_traceback(package, tmp_path):
     assert (outcome.kind, "train.log is not a file" in outcome.text) == ("left out", True)
 
 
+def test_the_id_is_known_before_w_and_b_begins(package, tmp_path, monkeypatch):
+    """Whenever it is stopped: the next one takes the place of what was begun."""
+    stand_in = package()
+    folder = trained(tmp_path, "wandb.mode=disabled")
+
+    def killed(**given):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(stand_in, "init", killed)
+    with pytest.raises(KeyboardInterrupt):
+        kinds([tmp_path])
+    begun = ledger_of(folder)
+    assert (bool(begun.id), begun.whole) == (True, False)
+    late = package()
+    assert kinds([tmp_path]) == ["mirrored"]
+    assert late.given()["config"]["replaces"] == [begun.id]
+
+
+def test_what_is_told_of_a_run_is_not_of_the_machine_that_mirrors_it(package, tmp_path):
+    folder = trained(tmp_path, "wandb.mode=disabled")
+    result = json.loads((folder / "result.json").read_text()) | {"host": "elsewhere"}
+    (folder / "result.json").write_text(json.dumps(result))
+    late = package()
+    assert kinds([tmp_path]) == ["mirrored"]
+    settings = late.calls[0][2]["settings"]
+    assert (settings["host"], settings["disable_git"], settings["x_disable_stats"]) == ("elsewhere", True, True)
+
+
+def test_a_folder_reached_twice_is_mirrored_once_and_one_without_a_ledger_not_at_all(package, tmp_path):
+    folder = trained(tmp_path / "there", "wandb.mode=disabled")
+    (tmp_path / "link").symlink_to(tmp_path / "there")
+    package()
+    assert kinds([tmp_path / "link", tmp_path / "there"], Wish(WandbMode.offline, again=True)) == ["mirrored"]
+    (folder / "wandb.json").unlink()
+    (folder / "wandb.json").mkdir()  # cannot be written
+    stand_in = package()
+    (outcome,) = refill([tmp_path], Wish(WandbMode.offline, again=True))
+    assert (outcome.kind, stand_in.begun) == ("left out", 0)
+    assert "wandb.json cannot be written" in outcome.text
+
+
 def test_it_ends_where_w_and_b_fails(package, tmp_path):
     for seed in range(3):
         trained(tmp_path, "wandb.mode=disabled", f"seed={seed}")
     package(init=ConnectionError("unreachable"))
-    assert kinds([tmp_path], Wish(WandbMode.online)) == ["degraded"]
+    assert kinds([tmp_path], Wish(WandbMode.online)) == ["degraded"] * 2  # it is not the folder, after two
 
 
 def test_a_folder_that_is_none():

@@ -179,7 +179,8 @@ def test_wandb_comes_when_all_is_written_and_its_failure_changes_nothing(tmp_pat
     )
     assert done.stdout.index("written: ") < done.stdout.index("written before: 1")
     (folder,) = tmp_path.glob("out/sweeps/night/benchmarks/*")
-    assert [path.name for path in folder.iterdir()] == ["benchmark.json"]
+    assert sorted(path.name for path in folder.iterdir()) == ["benchmark.json", "wandb.json"]
+    assert json.loads((folder / "wandb.json").read_text())["whole"] is False
 
 
 @pytest.mark.slow

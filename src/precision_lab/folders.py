@@ -151,10 +151,10 @@ def _named(path: Path) -> Claim:
     return replace(claim, named=True, checkpoint=None if path.is_dir() else path)
 
 
-def hold(folder: Path) -> Claim:
-    """Take hold of a run's folder as it is. Raises Busy, or InputError where that is not possible."""
+def hold(folder: Path, name: str = LOG) -> Claim:
+    """Take hold of a run's folder as it is, by that file. Raises Busy, or InputError where that is not possible."""
     try:
-        log = open_log(folder)
+        log = open_log(folder, name)
     except OSError as error:
         raise _cannot_be_made(folder, error) from error
     try:
@@ -190,11 +190,11 @@ def _made(folder: Path) -> Path:
     return folder
 
 
-def open_log(folder: Path) -> TextIO:
+def open_log(folder: Path, name: str = LOG) -> TextIO:
     """The run's own log, for more lines at its end, as far as the disk takes them. OSError if it is no file."""
-    path = folder / LOG
+    path = folder / name
     if os.path.lexists(path) and not path.is_file():
-        raise OSError(errno.EINVAL, f"its {LOG} is not a file", str(path))
+        raise OSError(errno.EINVAL, f"its {name} is not a file", str(path))
     return lossy(path)
 
 

@@ -38,13 +38,16 @@ class Mirror:
         slack: float = 1,
         upload_s: float = 0,
         complete: str = "what was written is complete",
+        settings: Mapping[str, Any] | None = None,
         **init: Any,
     ):
         """W&B's files go to `folder`/wandb, shared by all runs of a project, so that one viewer sees them all.
 
         `slack` times as long as usual is waited for a server, where no training has to go on, and at the end
-        `upload_s` more for files. `complete` says in a warning what is there without W&B.
+        `upload_s` more for files. `complete` says in a warning what is there without W&B. `settings` are more of W&B's.
+        An `id` among the rest is the run's, unless a sweep's server gives another.
         """
+        self._settings = settings or {}
         self._complete = complete
         self.state = asked.mode.name
         self.id: str | None = None
@@ -74,7 +77,7 @@ class Mirror:
         self._run = wandb.init(
             project=asked.project,
             dir=str(folder),
-            id=_run_id(init["name"]),
+            id=init.pop("id", None) or run_id(init["name"]),
             mode=asked.mode.name,
             reinit="finish_previous",
             settings=wandb.Settings(
@@ -85,6 +88,7 @@ class Mirror:
                 console="off",
                 silent=True,
                 x_disable_meta=True,  # it holds the command line, secrets too; environment.json has it redacted
+                **self._settings,
             ),
             **init | {"tags": _tags(init)},
         )
@@ -182,7 +186,7 @@ def _tags(init: Mapping[str, Any]) -> list[str]:
     return list(dict.fromkeys(tag[:TAG] for tag in init.get("tags") or [] if tag))
 
 
-def _run_id(name: str) -> str:
+def run_id(name: str) -> str:
     """Readable, and of its own for every attempt on every machine: two attempts under one id leave two fragments."""
     here = hashlib.sha256(f"{platform.node()} {os.getpid()}".encode()).hexdigest()[:4]
     return f"{name[:100]}-{time.time_ns() // 1_000_000:x}{here}"

@@ -23,11 +23,19 @@ class BenchmarkMirror(FolderMirror):
 
     record = held = "benchmark.json"
 
-    def __init__(self, folder: Path, outputs: Path, told: dict[str, Any], asked: WandbConfig, slack: float = 1):
+    def __init__(
+        self,
+        folder: Path,
+        outputs: Path,
+        told: dict[str, Any],
+        asked: WandbConfig,
+        slack: float = 1,
+        settings: dict[str, Any] | None = None,
+    ):
         """`told` is what benchmark.json holds; one of DAMAGED, with nothing begun, where that is no benchmark."""
         name, words, rows = _name(told), _words(told), rows_of(told)
         self.figures(told)
-        super().__init__(folder, outputs, asked, slack, name=name, job_type="benchmark", **words)
+        super().__init__(folder, outputs, asked, slack, name=name, job_type="benchmark", settings=settings, **words)
         self.mirror.table("columns", HEADER, rows)
 
     def figures(self, told: dict[str, Any]) -> dict[str, Any]:

@@ -11,11 +11,11 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from precision_lab.config import Extra, WandbConfig
+from precision_lab.config import Extra, WandbConfig, WandbMode
 from precision_lab.folders import ATTEMPTS, LEDGER, read_json
 from precision_lab.recorder import CannotWrite, write_whole
 from precision_lab.sizes import MIB
-from precision_lab.tracking.mirror import Mirror
+from precision_lab.tracking.mirror import Mirror, run_id
 
 RECORD = "result_json"  # the summary's key for the text of result.json or benchmark.json: all that a comparison needs
 UPLOAD_S = 600  # that a checkpoint may take
@@ -59,7 +59,10 @@ class FolderMirror:
     record, held = "result.json", "the run folder"  # the file that tells all of the folder, and what it is in words
 
     def __init__(self, folder: Path, outputs: Path, asked: WandbConfig, slack: float = 1, **words: Any):
-        """`words` are name, job_type, group, tags and config; W&B's files go to `outputs`/wandb."""
+        """`words` are name, job_type, group, tags and config, and W&B's settings; its files go to `outputs`/wandb.
+
+        The ledger has the id before W&B has: whenever it ends, what W&B began is known.
+        """
         self.folder, self.outputs, self.asked = folder, outputs, asked
         earlier = ledger_of(folder)
         replaces = [*earlier.replaces, *([earlier.id] if earlier.id else [])]
@@ -67,9 +70,13 @@ class FolderMirror:
         config = words.pop("config") | {"folder": place, "replaces": replaces, "job_type": words.get("job_type")}
         upload_s = UPLOAD_S if Extra.checkpoint in asked.extras else 0
         complete = f"{self.held} is complete, and scripts/mirror.py makes up for it"
-        self.mirror = Mirror(asked, outputs, slack, upload_s, complete, config=config, **words)
-        self.ledger = Ledger(self.mirror.id, self.state, url=self.mirror.url, replaces=replaces)
-        if self.mirror.id or replaces:  # what W&B had of the folder is not what it holds any more
+        own = None if asked.mode is WandbMode.disabled else run_id(words["name"])
+        self.ledger = Ledger(own, asked.mode.name, replaces=replaces)
+        if own or replaces:  # what W&B had of the folder is not what it holds any more
+            self._keep()
+        self.mirror = Mirror(asked, outputs, slack, upload_s, complete, id=own, config=config, **words)
+        if self.mirror.id:
+            self.ledger = replace(self.ledger, id=self.mirror.id, url=self.mirror.url)
             self._keep()
 
     @property
@@ -114,7 +121,7 @@ class FolderMirror:
         if Extra.memory in extras and (rows := memory_rows(told)):
             self.mirror.table("memory_at_peak", ["phase", "kind", "mib"], rows)
         op_map = read_json(self.folder / "probe" / "op_map.json")
-        if Extra.op_map in extras and {"columns", "rows"} <= set(op_map):
+        if Extra.op_map in extras and _is_table(op_map.get("columns"), op_map.get("rows")):
             self.mirror.table("op_map", op_map["columns"], op_map["rows"])
         if Extra.config in extras and (path := self.folder / "config.yaml").is_file():
             self.mirror.artifact(f"config-{name}", "config", path)
@@ -134,3 +141,11 @@ class FolderMirror:
                 if path.name.endswith(ends) and path.is_dir() and not path.is_symlink():
                     kept.mkdir(parents=True, exist_ok=True)
                     shutil.move(path, kept / path.name)
+
+
+def _is_table(columns: Any, rows: Any) -> bool:
+    return (
+        isinstance(columns, list)
+        and isinstance(rows, list)
+        and all(isinstance(row, list) and len(row) == len(columns) for row in rows)
+    )

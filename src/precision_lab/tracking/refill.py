@@ -14,7 +14,7 @@ from typing import Any
 from precision_lab import folders, identity
 from precision_lab.config import Extra, WandbConfig, WandbMode
 from precision_lab.errors import InputError
-from precision_lab.recorder import STATUSES, restored
+from precision_lab.recorder import STATUSES, CannotWrite, append, number_in, restored
 from precision_lab.run_folder import log_points, typed_config, values_of
 from precision_lab.tracking.of_benchmark import DAMAGED, BenchmarkMirror
 from precision_lab.tracking.of_folder import FolderMirror, ledger_of, memory_rows
@@ -47,18 +47,20 @@ class Outcome:
 def refill(tops: list[Path], wish: Wish) -> Iterator[Outcome]:
     """Mirror every run and benchmark below some folders that W&B does not have whole; an outcome each, as it comes.
 
-    Ends after one that W&B failed at. InputError for a folder that is none.
+    Ends where W&B failed twice in a row: it is not the folder then. InputError for a folder that is none.
     """
     for top in tops:
         if not top.is_dir():
             raise InputError(f"{top} is not a folder; name one that holds runs.")
-    for folder in dict.fromkeys(found.absolute() for top in tops for found in _made_below(top)):
+    failed = 0
+    for folder in dict.fromkeys(found.resolve() for top in tops for found in _made_below(top)):
         try:
             outcome = _refill_one(folder, wish)
         except _LeftOut as error:
             outcome = Outcome(folder, "left out", str(error))
         yield outcome
-        if outcome.kind == "degraded":
+        failed = failed + 1 if outcome.kind == "degraded" else 0
+        if failed == 2:
             return
 
 
@@ -76,20 +78,25 @@ def _made_below(top: Path) -> Iterator[Path]:
 
 
 def _refill_one(folder: Path, wish: Wish) -> Outcome:
+    of_run = not (folder / BENCHMARK).is_file()
+    name = folders.LOG if of_run else BENCHMARK
     with ExitStack() as held:
-        if (folder / BENCHMARK).is_file():
-            status, reason, lines, begin = _benchmark(folder, wish)
-        else:
-            try:
-                held.enter_context(folders.hold(folder).log)
-            except folders.Busy as owner:
-                raise _LeftOut(f"is being run ({owner})") from owner
-            except InputError as error:
-                raise _LeftOut(str(error)) from error
-            status, reason, lines, begin = _run(folder, wish)
+        try:
+            held.enter_context(folders.hold(folder, name).log)
+        except folders.Busy as owner:
+            raise _LeftOut(f"is being run, or mirrored ({owner})") from owner
+        except InputError as error:
+            raise _LeftOut(
+                f"cannot be taken hold of ({getattr(error.__cause__, 'strerror', None) or error})"
+            ) from error
+        status, reason, lines, begin = (_run if of_run else _benchmark)(folder, wish)
         ledger = ledger_of(folder)
         if not wish.again and _is_whole(folder, ledger, status, len(lines)):
             return Outcome(folder, "whole before", ledger.mode or "by an earlier version")
+        try:
+            append(folder / folders.LEDGER, b"")
+        except CannotWrite as error:  # the next time would mirror it again
+            raise _LeftOut(str(error)) from error
         mirror: FolderMirror = begin()
         for line in lines:
             mirror.log(line)
@@ -132,7 +139,8 @@ def _run(folder: Path, wish: Wish) -> _Prepared:
 
     def begin() -> FolderMirror:
         outputs, name = folders.outputs_above(folder), folders.slug_of(folder)
-        return FolderMirror(folder, outputs, asked, SLACK, name=name, job_type="train", **words)
+        settings = _of_then(environment["host"])
+        return FolderMirror(folder, outputs, asked, SLACK, name=name, job_type="train", settings=settings, **words)
 
     return status, reason, lines, begin
 
@@ -141,7 +149,7 @@ def _timed(line: dict[str, Any], started: float | None) -> dict[str, Any]:
     """With the time of the log point, which versions before this one did not record."""
     if "perf/unix_s" in line or started is None:
         return line
-    return line | {"_timestamp": started + line.get("perf/elapsed_s", 0.0)}
+    return line | {"_timestamp": started + (number_in(line, "perf/elapsed_s") or 0.0)}
 
 
 def _benchmark(folder: Path, wish: Wish) -> _Prepared:
@@ -154,11 +162,17 @@ def _benchmark(folder: Path, wish: Wish) -> _Prepared:
 
     def begin() -> FolderMirror:
         try:
-            return BenchmarkMirror(folder, folders.outputs_above(folder), told, asked, SLACK)
+            outputs, settings = folders.outputs_above(folder), _of_then(told["host"])
+            return BenchmarkMirror(folder, outputs, told, asked, SLACK, settings)
         except DAMAGED as error:
             raise _LeftOut(f"{BENCHMARK} is damaged, or of an older version") from error
 
     return status, None, [], begin
+
+
+def _of_then(host: str) -> dict[str, Any]:
+    """W&B's settings by which it tells nothing of this machine, now: the run's config has its own commit."""
+    return {"host": host, "disable_git": True, "x_disable_stats": True}
 
 
 def _asked(config: dict[str, Any], wish: Wish) -> WandbConfig:

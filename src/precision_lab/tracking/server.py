@@ -127,7 +127,7 @@ def _told(asked: Project, api: Any, kept: Kept) -> Iterator[Told]:
         f"{asked.text} fits no run of the project; keys are {', '.join(ATTRIBUTES)}, and those of a run's config, "
         "such as precision, model, host or seed.",
     )
-    ours = {run_id: run for run_id, run in listed.items() if run.job_type in FILES}
+    ours = {run_id: run for run_id, run in listed.items() if isinstance(run.job_type, str) and run.job_type in FILES}
     stamps = {run_id: [run.state, run.heartbeat_at] for run_id, run in ours.items()}
     places = {run_id: f"wandb:{path}/{run_id}" for run_id in ours}
     keys = {run_id: f"{server} {place}" for run_id, place in places.items()}

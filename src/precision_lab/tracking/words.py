@@ -38,7 +38,7 @@ def words_of(
     }
     return {
         "group": group or (f"{name}-{experiment}" if name else experiment),
-        "tags": [precision["name"], device, *["emulated"] * bool(emulate), *(config.get("tags") or [])],
+        "tags": [precision["name"], device, *["emulated"] * bool(emulate), *map(str, config.get("tags") or [])],
         "config": flat | {"config": config},
     }
 
