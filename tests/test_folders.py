@@ -86,7 +86,7 @@ def contents(folder):
 def opened(monkeypatch):
     """The logs that were opened; closed after the test."""
     logs, open_log = [], folders.open_log
-    monkeypatch.setattr(folders, "open_log", lambda folder: logs.append(open_log(folder)) or logs[-1])
+    monkeypatch.setattr(folders, "open_log", lambda *words: logs.append(open_log(*words)) or logs[-1])
     yield logs
     for log in logs:
         log.close()
